@@ -1,0 +1,3 @@
+"""Automatic memory optimizer for PyTorch."""
+
+__version__ = "0.1.0"
