@@ -1,0 +1,89 @@
+"""The only way to change a graph: a copy-on-write edit that records what it touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from magis.ir.args import Args, Kwargs
+from magis.ir.graph import Graph, Node, NodeId, Origin, TensorSpec, Value
+
+
+class GraphEdit:
+    """Collects changes to a graph; `finish` gives the new graph and leaves the old one as it was.
+
+    `old_nodes` are nodes of the old graph that were removed or whose inputs changed; `new_nodes` are nodes
+    of the new graph that were added or whose inputs changed: the two sets that incremental scheduling needs.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._nodes = dict(graph.nodes)
+        self._outputs = graph.outputs
+        self._next = max(graph.nodes, default=-1) + 1
+        self.old_nodes: set[NodeId] = set()
+        self.new_nodes: set[NodeId] = set()
+
+    def add(
+        self,
+        op: str,
+        inputs: Iterable[Value],
+        outputs: Iterable[TensorSpec | None],
+        args: Args = (),
+        kwargs: Kwargs = (),
+        *,
+        stream: int | None = None,
+        origin: Origin = Origin(),
+    ) -> NodeId:
+        """Adds a node and returns its id, larger than every id before."""
+        node_id = NodeId(self._next)
+        self._next += 1
+        self._nodes[node_id] = Node(node_id, op, tuple(inputs), tuple(outputs), args, kwargs, stream, origin)
+        self.new_nodes.add(node_id)
+        return node_id
+
+    def copy(self, node_id: NodeId, note: str) -> NodeId:
+        """Adds a second instance of a node with the same inputs; `note` goes into its origin."""
+        node = self._nodes[node_id]
+        origin = replace(node.origin, module=f"{node.origin.module} ({note} %{node_id})".lstrip())
+        return self.add(
+            node.op, node.inputs, node.outputs, node.args, node.kwargs, stream=node.stream, origin=origin
+        )
+
+    def redirect(self, reader: NodeId, old: Value, new: Value) -> None:
+        """Makes one reader take `new` wherever it took `old`."""
+        node = self._nodes[reader]
+        self._put(replace(node, inputs=tuple(new if value == old else value for value in node.inputs)))
+
+    def redirect_all(self, old: Value, new: Value, keep: Callable[[NodeId], bool] = lambda _: False) -> None:
+        """Makes every reader of `old`, and the graph's outputs, take `new`; readers with `keep` stay."""
+        for reader in [n.id for n in self._nodes.values() if old in n.inputs and not keep(n.id)]:
+            self.redirect(reader, old, new)
+        self._outputs = tuple(new if value == old else value for value in self._outputs)
+
+    def replace_node(self, node: Node) -> None:
+        """Puts a changed node in the place of the one with its id."""
+        self._put(node)
+
+    def remove(self, node_id: NodeId) -> None:
+        """Removes a node that nobody reads any more."""
+        del self._nodes[node_id]
+        if node_id in self._graph.nodes:
+            self.old_nodes.add(node_id)
+        self.new_nodes.discard(node_id)
+
+    def set_outputs(self, outputs: Iterable[Value]) -> None:
+        """Replaces the graph's outputs, name by name."""
+        self._outputs = tuple(outputs)
+
+    def _put(self, node: Node) -> None:
+        if self._nodes[node.id] == node:
+            return
+        self._nodes[node.id] = node
+        self.new_nodes.add(node.id)
+        if node.id in self._graph.nodes:
+            self.old_nodes.add(node.id)
+
+    def finish(self) -> Graph:
+        """The edited graph."""
+        return replace(self._graph, nodes=self._nodes, outputs=self._outputs)
