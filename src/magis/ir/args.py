@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,7 +11,8 @@ from magis.ir.dtype import DType
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands for the node's input number `index`. Slots are numbered in order of appearance."""
+    """Stands for the node's input number `index`. Slots are numbered in order of first appearance; a tensor
+    that a call takes twice has one slot."""
 
     index: int
 
@@ -24,7 +25,7 @@ class Symbol:
     name: str
 
 
-Arg: TypeAlias = "None | bool | int | float | complex | str | Slot | DType | Symbol | tuple[Arg, ...]"
+Arg: TypeAlias = "bool | int | float | complex | str | Slot | DType | Symbol | tuple[Arg, ...] | None"
 Args: TypeAlias = tuple[Arg, ...]
 Kwargs: TypeAlias = tuple[tuple[str, Arg], ...]
 
@@ -49,4 +50,13 @@ def substitute(value: Arg, fill: Callable[[Slot], object]) -> object:
         return fill(value)
     if isinstance(value, tuple):
         return tuple(substitute(item, fill) for item in value)
+    return value
+
+
+def renumbered(value: Arg, number: Mapping[int, int]) -> Arg:
+    """The template with slot i turned into slot `number[i]`."""
+    if isinstance(value, Slot):
+        return Slot(number[value.index])
+    if isinstance(value, tuple):
+        return tuple(renumbered(item, number) for item in value)
     return value

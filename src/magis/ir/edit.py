@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from magis.ir.args import Args, Kwargs
+from magis.ir.args import Args, Kwargs, renumbered
 from magis.ir.graph import Graph, Node, NodeId, Origin, TensorSpec, Value
 
 
@@ -38,7 +38,8 @@ class GraphEdit:
         """Adds a node and returns its id, larger than every id before."""
         node_id = NodeId(self._next)
         self._next += 1
-        self._nodes[node_id] = Node(node_id, op, tuple(inputs), tuple(outputs), args, kwargs, stream, origin)
+        node = Node(node_id, op, tuple(inputs), tuple(outputs), args, kwargs, stream, origin)
+        self._nodes[node_id] = with_distinct_inputs(node)
         self.new_nodes.add(node_id)
         return node_id
 
@@ -76,7 +77,8 @@ class GraphEdit:
         """Replaces the graph's outputs, name by name."""
         self._outputs = tuple(outputs)
 
-    def _put(self, node: Node) -> None:
+    def _put(self, changed: Node) -> None:
+        node = with_distinct_inputs(changed)
         if self._nodes[node.id] == node:
             return
         self._nodes[node.id] = node
@@ -87,3 +89,21 @@ class GraphEdit:
     def finish(self) -> Graph:
         """The edited graph."""
         return replace(self._graph, nodes=self._nodes, outputs=self._outputs)
+
+
+def with_distinct_inputs(node: Node) -> Node:
+    """The node with each tensor it takes listed once, slots renumbered to match."""
+    place = {value: index for index, value in enumerate(dict.fromkeys(node.inputs))}
+    if len(place) == len(node.inputs):
+        return node
+    number = {index: place[value] for index, value in enumerate(node.inputs)}
+    return replace(
+        node,
+        inputs=tuple(place),
+        args=tuple(renumbered(value, number) for value in node.args),
+        kwargs=tuple((name, renumbered(value, number)) for name, value in node.kwargs),
+        outputs=tuple(
+            spec and (spec if spec.alias_of is None else replace(spec, alias_of=number[spec.alias_of]))
+            for spec in node.outputs
+        ),
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from magis.errors import InvalidGraphError
@@ -49,7 +50,7 @@ def _draw_order(graph: Graph) -> Iterable[tuple[NodeId, NodeId]]:
         if node.stream is not None:
             draws.setdefault(node.stream, []).append(node.id)
     first = [min(draws[stream]) for stream in sorted(draws)]
-    yield from zip(first, first[1:])
+    yield from itertools.pairwise(first)
     for nodes in draws.values():
         for copy in nodes:
             if copy != min(nodes):

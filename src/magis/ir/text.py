@@ -102,9 +102,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _NODE = re.compile(r"\s*%(\d+) = ([\w.:]+)\((.*)\) : (\S+(?:, \S+)*?)(?: draw (\d+))?\s*$")
-_SPEC = re.compile(
-    r"(\w+)\[([\d,]*)\](?:\{([\d,]*)\})?(?:\+(\d+))?(?:\^(\d+))?(?:@([\w:]+))?(?:&(\d+)(!)?)?$"
-)
+_SPEC = re.compile(r"(\w+)\[([\d,]*)\](?:\{([\d,]*)\})?(?:\+(\d+))?(?:\^(\d+))?(?:@([\w:]+))?(?:&(\d+)(!)?)?$")
 _DTYPES = {dtype.value: dtype for dtype in DType}
 _WORDS: dict[str, Arg] = {"None": None, "True": True, "False": False}
 
@@ -125,9 +123,7 @@ def parse_graph(text: str) -> Graph:
                 node = _parse_node(line)
                 nodes[node.id] = node
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise PlanError(
-                f"line {number} of the program cannot be read ({error}): {line.strip()[:80]}"
-            ) from None
+            raise PlanError(f"line {number} of the program cannot be read ({error}): {line.strip()[:80]}") from None
     if not lines or lines[-1] != "}":
         raise PlanError("the program is cut off: its last line is missing")
     nodes = dict(sorted(nodes.items()))
@@ -236,8 +232,10 @@ class _ArgReader:
         kind, text = self._next()
         match kind:
             case "value":
-                self.values.append(_read_value(text))
-                return Slot(len(self.values) - 1)
+                value = _read_value(text)
+                if value not in self.values:
+                    self.values.append(value)
+                return Slot(self.values.index(value))
             case "string":
                 return str(json.loads(text))
             case "symbol":

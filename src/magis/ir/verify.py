@@ -19,9 +19,10 @@ def verify(graph: Graph, schedule: Schedule | None = None) -> None:
             raise InvalidGraphError(name, detail)
     topological_order(graph)
     if schedule is not None:
-        detail = order_violation(graph, schedule)
-        if detail is not None:
-            raise InvalidGraphError("no read after write" if _is_write(graph, detail) else "ordered", detail)
+        violation = order_violation(graph, schedule)
+        if violation is not None:
+            broken = "no read after write" if _is_write(graph, violation) else "ordered"
+            raise InvalidGraphError(broken, violation)
 
 
 def _is_write(graph: Graph, detail: str) -> bool:
@@ -33,9 +34,7 @@ def _is_write(graph: Graph, detail: str) -> bool:
 def _known_values(graph: Graph) -> Iterator[str]:
     def exists(value: Value) -> bool:
         node = graph.nodes.get(value.node)
-        return (
-            node is not None and value.output < len(node.outputs) and node.outputs[value.output] is not None
-        )
+        return node is not None and value.output < len(node.outputs) and node.outputs[value.output] is not None
 
     for node in graph.nodes.values():
         for value in node.inputs:
@@ -53,8 +52,9 @@ def _no_data_cycle(graph: Graph) -> Iterator[str]:
 
 def _numbered_slots(graph: Graph) -> Iterator[str]:
     for node in graph.nodes.values():
-        if list(slots(node.args, node.kwargs)) != list(range(len(node.inputs))):
-            yield f"%{node.id}: slots of {node.op} are not its {len(node.inputs)} inputs in order"
+        seen = list(dict.fromkeys(slots(node.args, node.kwargs)))
+        if seen != list(range(len(node.inputs))) or len(set(node.inputs)) != len(node.inputs):
+            yield f"%{node.id}: slots of {node.op} are not its {len(node.inputs)} distinct inputs in order"
 
 
 def _described_inputs(graph: Graph) -> Iterator[str]:

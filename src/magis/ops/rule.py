@@ -66,7 +66,7 @@ class Sample:
 
 
 class OpRule:
-    """Knowledge of a kind of operator. Subclasses say for which overloads, in `ops`, and override what differs.
+    """Knowledge of a kind of operator. Subclasses list their overloads in `ops` and override what differs.
 
     The defaults describe a memory-bound operator that makes new tensors: one launch, every tensor read
     once and written once, deterministic, may be recomputed.
@@ -88,12 +88,10 @@ class OpRule:
     def flops(self, call: Call) -> int:
         """Floating-point operations of its matrix products, and one for each element written otherwise."""
         products = sum(kernel.flops for kernel in self.kernels(call))
-        return products or sum(
-            spec.numel for spec in call.outputs if spec is not None and spec.alias_of is None
-        )
+        return products or sum(spec.numel for spec in call.outputs if spec is not None and spec.alias_of is None)
 
     def workspace_bytes(self, call: Call) -> int:
-        """Bytes that it allocates and frees while it runs, as far as they follow from the operator's definition."""
+        """Bytes that it allocates and frees while it runs, as far as they follow from its definition."""
         return 0
 
     def terms(self, call: Call, output: int) -> int:
@@ -125,7 +123,7 @@ class UnknownOp(OpRule):
 
 def read_bytes(call: Call) -> int:
     """Bytes of its tensor inputs, each once (an expanded tensor counts the elements that exist)."""
-    return sum(stored_bytes(spec) for spec in dict.fromkeys(enumerate(call.inputs)) for spec in [spec[1]])
+    return sum(stored_bytes(spec) for spec in call.inputs)
 
 
 def written_bytes(call: Call) -> int:

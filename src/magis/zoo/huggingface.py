@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from magis.errors import UsageError
 from magis.zoo.workload import Builder, Sizes, Workload, ZooModel, with_toy
 
 
@@ -83,6 +84,8 @@ def resnet(sizes: Sizes, **fields: Any) -> Workload:
     """ResNet with BatchNorm in training mode: ten-class image classification."""
     import transformers
 
+    if sizes.batch == 1 and (sizes.image or 0) <= 32:
+        raise UsageError("BatchNorm needs two values a channel: give --batch 2 or --image above 32")
     config = transformers.ResNetConfig(num_labels=10, **fields)
     return _images(_network(transformers.ResNetForImageClassification, config), sizes)
 
@@ -100,7 +103,9 @@ def gpt2(sizes: Sizes, positions: int = 1024, **fields: Any) -> Workload:
         use_cache=False,
         **fields,
     )
-    return _next_token(_network(transformers.GPT2LMHeadModel, config), sizes)
+    net = _network(transformers.GPT2LMHeadModel, config)
+    net.loss_type = "ForCausalLM"  # what it falls back to anyway, with a warning
+    return _next_token(net, sizes)
 
 
 def gptneo(sizes: Sizes, **fields: Any) -> Workload:
@@ -214,9 +219,7 @@ MODELS: tuple[ZooModel, ...] = (
         partial(bert, masked=True, **TOY_BERT),
     ),
     *entries(
-        ZooModel(
-            "hf-vit", "hf", "ViT-base/16, image classification", Sizes(64, image=224), vit, image_multiple=16
-        ),
+        ZooModel("hf-vit", "hf", "ViT-base/16, image classification", Sizes(64, image=224), vit, image_multiple=16),
         _TOY_IMAGE,
         partial(vit, **TOY_VIT),
         patch=8,

@@ -39,9 +39,7 @@ MODELS: tuple[ZooModel, ...] = (
         patch=8,
     ),
     *hf.entries(
-        ZooModel(
-            "peer-resnet50", "peer", "ResNet-50 with BatchNorm, batch 8", Sizes(8, image=224), hf.resnet
-        ),
+        ZooModel("peer-resnet50", "peer", "ResNet-50 with BatchNorm, batch 8", Sizes(8, image=224), hf.resnet),
         Sizes(4, image=64),
         partial(hf.resnet, **hf.TOY_RESNET),
     ),
