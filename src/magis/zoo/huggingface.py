@@ -108,12 +108,12 @@ def gpt2(sizes: Sizes, positions: int = 1024, **fields: Any) -> Workload:
     return _next_token(net, sizes)
 
 
-def gptneo(sizes: Sizes, **fields: Any) -> Workload:
+def gptneo(sizes: Sizes, positions: int = 2048, **fields: Any) -> Workload:
     """GPT-Neo in bfloat16: global and local attention (window 256) in turn, head tied; 1.3B by default."""
     import transformers
 
     config = transformers.GPTNeoConfig(
-        max_position_embeddings=max(2048, sizes.seq or 0), classifier_dropout=0.0, use_cache=False, **fields
+        max_position_embeddings=max(positions, sizes.seq or 0), classifier_dropout=0.0, use_cache=False, **fields
     )
     return _next_token(_network(transformers.GPTNeoForCausalLM, config, "bfloat16"), sizes)
 
@@ -153,9 +153,10 @@ _TOKENS = {"vocab_size": 1000, "bos_token_id": 0, "eos_token_id": 0}
 # The toys' configurations: structure kept, widths and vocabulary cut.
 TOY_BERT: dict[str, Any] = {**_SMALL, "num_attention_heads": 4, "vocab_size": 1000}
 TOY_VIT: dict[str, Any] = {**_SMALL, "num_attention_heads": 4, "patch_size": 8}
-TOY_RESNET: dict[str, Any] = {"embedding_size": 16, "hidden_sizes": (32, 64, 96, 128), "depths": (1, 2, 2, 1)}
-TOY_GPT2: dict[str, Any] = {"n_layer": 2, "n_embd": 128, "n_head": 4, **_TOKENS}
+TOY_RESNET: dict[str, Any] = {"embedding_size": 32, "hidden_sizes": (64, 128, 256, 512), "depths": (1, 2, 2, 1)}
+TOY_GPT2: dict[str, Any] = {"positions": 64, "n_layer": 2, "n_embd": 128, "n_head": 4, **_TOKENS}
 _TOY_GPTNEO: dict[str, Any] = {
+    "positions": 64,
     "num_layers": 2,
     "hidden_size": 128,
     "num_heads": 4,

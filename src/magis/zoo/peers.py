@@ -74,6 +74,6 @@ MODELS: tuple[ZooModel, ...] = (
             partial(hf.gpt2, positions=256, n_embd=256, n_layer=6, n_head=4),
         ),
         Sizes(4, seq=64),
-        partial(hf.gpt2, positions=64, **hf.TOY_GPT2),
+        partial(hf.gpt2, **hf.TOY_GPT2),
     ),
 )
