@@ -94,6 +94,10 @@ class OpRule:
         """Bytes that it allocates and frees while it runs, as far as they follow from its definition."""
         return 0
 
+    def draws(self, call: Call) -> bool:
+        """Whether this call takes numbers from the random generator (PyTorch's own tag is asked as well)."""
+        return self.random or not self.known
+
     def terms(self, call: Call, output: int) -> int:
         """K: how many terms are summed into one element of an output; 1 when nothing is reduced."""
         return 1
