@@ -155,15 +155,8 @@ TOY_BERT: dict[str, Any] = {**_SMALL, "num_attention_heads": 4, "vocab_size": 10
 TOY_VIT: dict[str, Any] = {**_SMALL, "num_attention_heads": 4, "patch_size": 8}
 TOY_RESNET: dict[str, Any] = {"embedding_size": 32, "hidden_sizes": (64, 128, 256, 512), "depths": (1, 2, 2, 1)}
 TOY_GPT2: dict[str, Any] = {"positions": 64, "n_layer": 2, "n_embd": 128, "n_head": 4, **_TOKENS}
-_TOY_GPTNEO: dict[str, Any] = {
-    "positions": 64,
-    "num_layers": 2,
-    "hidden_size": 128,
-    "num_heads": 4,
-    "attention_types": [[["global", "local"], 1]],
-    "window_size": 16,
-    **_TOKENS,
-}
+_WINDOW: dict[str, Any] = {"attention_types": [[["global", "local"], 1]], "window_size": 16, "positions": 64}
+_TOY_GPTNEO: dict[str, Any] = {"num_layers": 2, "hidden_size": 128, "num_heads": 4, **_WINDOW, **_TOKENS}
 _TOY_GROUPED: dict[str, Any] = {**_SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, **_TOKENS}
 
 _LLAMA: dict[str, Any] = {
