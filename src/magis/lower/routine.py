@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from magis.ir.graph import Call, NodeId, Origin, TensorSpec, Value
@@ -13,8 +13,10 @@ Register: TypeAlias = int
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Runs an operator. `outputs` has None for a result that is no tensor. `draw` numbers its place in the
-    random stream; `replay` means: restore the generator state recorded at that draw, then put it back."""
+    """Runs an operator. `outputs` has None for a result that is no tensor; an output whose type says
+    `alias_of` lies in the storage of that input. `draw` numbers its place in the random stream; `record`
+    means: keep the generator state before drawing; `replay`: restore the state kept at that draw, draw, and
+    put the current state back."""
 
     node: NodeId
     call: Call
@@ -35,48 +37,68 @@ class Free:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Makes a tensor that later instructions fill: zeros for an accumulator, else uninitialised."""
+    """Makes a dense tensor that later instructions fill: `fill` everywhere (0 for a sum), or uninitialised."""
 
     register: Register
     spec: TensorSpec
-    zeros: bool = False
+    fill: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Which elements of a whole tensor belong to the current part of the innermost loop around it: along
+    dimension `dim`, elements `start + part * length` to `+ length`, where `part` counts from 0.
+
+    With `outer` > 1, dimension `dim` is seen as `[outer, inner]` and the elements are those of `inner`: the
+    piece of T in `[B*T, C]` has `outer` = B. The piece's dimension then has `outer * length` elements.
+    """
+
+    dim: int
+    length: int
+    start: int = 0
+    outer: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The current part's piece of a whole tensor along `dim`, as a view: elements
-    `start + part * length` to `+ length`, where `part` counts from 0 in the innermost loop around it."""
+    """The current part's piece of `source`: a view when `spec.alias_of` is 0, a copy of its own when None
+    (the pieces of an inner atom are not always expressible as a view)."""
 
     register: Register
     source: Register
     spec: TensorSpec
-    dim: int
-    start: int
-    length: int
+    piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Copies a part's result into its piece (a `Slice` register) of the whole output."""
+    """Copies a part's result into the current part's piece of `target`."""
 
     target: Register
     source: Register
+    piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulate:
-    """Adds a part's partial result to the accumulator in place."""
+    """Combines a part's partial result with the accumulator in place: `target += scale * source`, or, with
+    `reduction` "max" or "min", the larger or smaller of both."""
 
     target: Register
     source: Register
+    reduction: str = "sum"
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Runs `body` for part 0 .. parts-1, one after the other. What a part makes, it frees."""
+    """Runs `body` for part 0 .. parts-1, one after the other. What a part makes, it frees; what it reads
+    from outside, it leaves. A nested body that needs a piece along an outer loop takes a `Slice` of it in
+    the outer body. `label` is for people."""
 
     parts: int
     body: tuple[Instruction, ...]
+    label: str = ""
 
 
 Instruction: TypeAlias = "Compute | Free | Allocate | Slice | Write | Accumulate | Loop"
@@ -87,8 +109,9 @@ class Routine:
     """A step as instructions.
 
     `inputs` are the registers of the caller's tensors, in the order of the graph's input nodes, with their
-    types in `input_specs` (an input that shares another's storage owns no bytes). They stay for the whole
-    step. `outputs` go back to the caller, in the graph's order. `values` says which value a register holds.
+    types in `input_specs`. They stay for the whole step. `input_roots` names, for each, the input register
+    whose storage it lies in: itself, or another (then it owns no bytes). `outputs` go back to the caller, in
+    the graph's order. `values` says which value of the graph a register holds, or holds a part of.
     """
 
     name: str
@@ -98,25 +121,28 @@ class Routine:
     body: tuple[Instruction, ...]
     outputs: tuple[Register, ...]
     output_names: tuple[str, ...]
-    values: dict[Register, Value]
+    values: Mapping[Register, Value]
     input_names: tuple[str, ...] = ()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the caller's tensors, each storage once."""
+        return sum(spec.storage_bytes for spec in self.input_specs if spec.alias_of is None)
 
 
 def expand(routine: Routine) -> Routine:
-    """The same routine with every loop unrolled; slices get absolute starts."""
-    from dataclasses import replace
-
+    """The same routine with every loop unrolled; pieces get absolute starts."""
     return replace(routine, body=tuple(_unrolled(routine.body, 0)))
 
 
 def _unrolled(body: tuple[Instruction, ...], part: int) -> Iterator[Instruction]:
-    from dataclasses import replace
-
     for instruction in body:
         if isinstance(instruction, Loop):
             for inner in range(instruction.parts):
                 yield from _unrolled(instruction.body, inner)
-        elif isinstance(instruction, Slice):
-            yield replace(instruction, start=instruction.start + part * instruction.length)
+        elif isinstance(instruction, (Slice, Write)):
+            piece = instruction.piece
+            moved = replace(piece, start=piece.start + part * piece.length)
+            yield replace(instruction, piece=moved)
         else:
             yield instruction
