@@ -43,6 +43,10 @@ class GraphEdit:
         self.new_nodes.add(node_id)
         return node_id
 
+    def node(self, node_id: NodeId) -> Node:
+        """A node as it stands now."""
+        return self._nodes[node_id]
+
     def copy(self, node_id: NodeId, note: str) -> NodeId:
         """Adds a second instance of a node with the same inputs; `note` goes into its origin."""
         node = self._nodes[node_id]
@@ -73,9 +77,11 @@ class GraphEdit:
             self.old_nodes.add(node_id)
         self.new_nodes.discard(node_id)
 
-    def set_outputs(self, outputs: Iterable[Value]) -> None:
-        """Replaces the graph's outputs, name by name."""
+    def set_outputs(self, outputs: Iterable[Value], names: Iterable[str] | None = None) -> None:
+        """Replaces the graph's outputs, name by name, or names and all."""
         self._outputs = tuple(outputs)
+        if names is not None:
+            self._graph = replace(self._graph, output_names=tuple(names))
 
     def _put(self, changed: Node) -> None:
         node = with_distinct_inputs(changed)

@@ -1,0 +1,180 @@
+"""From the traced joint graph to the core's graph: aliases, draws, origins; noise nodes left out."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from magis.aten.convert import literal, op_name, spec_of
+from magis.capture import private
+from magis.capture.trace import Trace
+from magis.errors import CaptureError
+from magis.ir.args import Arg, Slot, Symbol
+from magis.ir.edit import GraphEdit
+from magis.ir.graph import INPUT, Call, Graph, Origin, TensorSpec, Value
+from magis.ops.registry import rule_for
+
+# They copy nothing in a functional graph.
+_PASS_THROUGH = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default", "aten.lift_fresh.default"}
+
+
+class Converter:
+    """Builds the core's graph node by node. `edit` holds it; `value_of` maps traced nodes to values.
+
+    Inputs are created on first sight, one for each distinct tensor: tied parameters, and a tensor that a
+    batch holds twice, are one input; inputs that share a storage own its bytes once."""
+
+    def __init__(self, traced: Trace, name: str) -> None:
+        self._trace = traced
+        self.edit = GraphEdit(Graph({}, (), (), name))
+        self.value_of: dict[torch.fx.Node, Any] = {}
+        self.input_of: dict[tuple[str, str], Value] = {}
+        self._of_tensor: dict[int, Value] = {}
+        self._owner_of_storage: dict[int, Value] = {}
+        self._storage: dict[Value, int] = {}
+        self._draws = 0
+
+    def convert(self) -> None:
+        """Converts every traced node in order; results are left to the caller."""
+        for node in self._trace.graph.nodes:
+            match node.op:
+                case "placeholder":
+                    self._placeholder(node)
+                case "get_attr":
+                    constant = self._trace.constants[node.target]
+                    self.value_of[node] = self.add_input("constant", str(node.target), constant, node.meta["val"])
+                case "call_function":
+                    self._call(node)
+
+    def add_input(self, kind: str, name: str, original: torch.Tensor, traced: torch.Tensor | None = None) -> Value:
+        """The input that stands for a tensor of the caller's; a new one unless it already has one."""
+        known = self._of_tensor.get(id(original))
+        if known is None:
+            storage = original.untyped_storage()._cdata
+            owner = self._owner_of_storage.get(storage)
+            inputs = () if owner is None else (owner,)
+            spec = spec_of(original, None if owner is None else 0)
+            if original.device.type == "meta":
+                spec = _on_cpu(spec)
+            slots = tuple(Slot(i) for i in range(len(inputs)))
+            known = Value(self.edit.add(INPUT, inputs, [spec], (kind, name, *slots)))
+            self._of_tensor[id(original)] = known
+            self._owner_of_storage.setdefault(storage, known)
+        if traced is not None:
+            self._storage.setdefault(known, traced.untyped_storage()._cdata)
+        self.input_of[kind, name] = known
+        return known
+
+    def _placeholder(self, node: torch.fx.Node) -> None:
+        role, what = private.input_role(node)
+        if role == "tangent":
+            return  # made where backward begins: see `_tangent`
+        if role == "unknown":
+            raise CaptureError(f"the step has an input that cannot be captured ({what})")
+        name = self._trace.batch_names[what] if role == "batch" else str(what).removeprefix("model.")
+        original = self._trace.originals[role, name]
+        self.value_of[node] = self.add_input(role, name, original, node.meta["val"])
+
+    def _call(self, node: torch.fx.Node) -> None:
+        if node.target is operator.getitem:
+            self._getitem(node)
+            return
+        op = op_name(node.target)
+        if op in _PASS_THROUGH or (op == "aten.clone.default" and self._is_idle_clone(node)):
+            self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
+            return
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise CaptureError(f"{_origin(node).module or 'the step'}: {node.target} is no plain operator of PyTorch")
+        self._operator(node, op)
+
+    def _is_idle_clone(self, node: torch.fx.Node) -> bool:
+        """Whether a clone keeps layout and copies a temporary: tracing makes one of each idle dropout.
+
+        A clone of a caller's tensor stays, since that tensor may be overwritten later in the step."""
+        source: Any = node.args[0]
+        value = self.value_of.get(source)
+        if not isinstance(value, Value) or self._lies_in_input(value):
+            return False
+        before, after = source.meta["val"], node.meta["val"]
+        return bool(before.stride() == after.stride() and before.storage_offset() == after.storage_offset())
+
+    def _lies_in_input(self, value: Value) -> bool:
+        storage = self._storage[value]
+        return any(self._storage.get(known) == storage for known in self._of_tensor.values())
+
+    def _tangent(self, node: torch.fx.Node) -> Value:
+        """The gradient of the loss with respect to itself: 1."""
+        spec = spec_of(node.meta["val"])
+        kwargs: tuple[tuple[str, Arg], ...] = (("dtype", spec.dtype), ("device", Symbol("device", spec.device)))
+        origin = Origin("", "", "backward")
+        made = Value(self.edit.add("aten.full.default", (), [spec], (spec.shape, 1.0), kwargs, origin=origin))
+        self._storage[made] = node.meta["val"].untyped_storage()._cdata
+        return made
+
+    def _getitem(self, node: torch.fx.Node) -> None:
+        parent, index = node.args
+        found = self.value_of[parent]  # type: ignore[index]
+        self.value_of[node] = found[index] if isinstance(found, tuple) else found
+
+    def _operator(self, node: torch.fx.Node, op: str) -> None:
+        inputs: list[Value] = []
+        args = tuple(self._template(a, inputs) for a in node.args)
+        kwargs = tuple((k, self._template(a, inputs)) for k, a in node.kwargs.items())
+        result = node.meta.get("val")
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        specs = [self._result_spec(item, inputs) for item in results]
+        stream = self._stream(node, Call(op, args, kwargs, tuple(map(self._spec, inputs)), tuple(specs)))
+        node_id = self.edit.add(op, inputs, specs, args, kwargs, stream=stream, origin=_origin(node))
+        values = tuple(
+            Value(node_id, i) if isinstance(item, torch.Tensor) else item for i, item in enumerate(results)
+        )
+        for item, value in zip(results, values):
+            if isinstance(value, Value):
+                self._storage[value] = item.untyped_storage()._cdata
+        self.value_of[node] = values if isinstance(result, (tuple, list)) else values[0]
+
+    def _template(self, value: Any, inputs: list[Value]) -> Arg:
+        if isinstance(value, torch.fx.Node):
+            if value not in self.value_of:
+                self.value_of[value] = self._tangent(value)
+            found = self.value_of[value]
+            if not isinstance(found, Value):
+                return literal(found)
+            if found not in inputs:
+                inputs.append(found)
+            return Slot(inputs.index(found))
+        if isinstance(value, (tuple, list)):
+            return tuple(self._template(item, inputs) for item in value)
+        return literal(value)
+
+    def _result_spec(self, item: Any, inputs: list[Value]) -> TensorSpec | None:
+        if not isinstance(item, torch.Tensor):
+            return None
+        storage = item.untyped_storage()._cdata
+        alias = next((i for i, value in enumerate(inputs) if self._storage.get(value) == storage), None)
+        return spec_of(item, alias)
+
+    def _stream(self, node: torch.fx.Node, call: Call) -> int | None:
+        target: Any = node.target
+        if torch.Tag.nondeterministic_seeded not in target.tags or not rule_for(call.op).draws(call):
+            return None
+        self._draws += 1
+        return self._draws - 1
+
+    def _spec(self, value: Value) -> TensorSpec:
+        spec = self.edit.node(value.node).outputs[value.output]
+        assert spec is not None
+        return spec
+
+
+def _on_cpu(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, device="cpu")
+
+
+def _origin(node: torch.fx.Node) -> Origin:
+    notes = private.annotation(node)
+    direction = "backward" if node.meta.get("partitioner_tag") == "is_backward" else "forward"
+    return Origin(notes.get("module", ""), notes.get("line", ""), direction)
