@@ -160,13 +160,15 @@ class _Generator:
         spec = allocate.spec
         name = self._name(allocate.register, "whole" if allocate.fill is None else "total")
         options = f"dtype={torch_dtype(spec.dtype)}, device={self.printer.device(spec.device)}"
-        shape, strides = list(spec.shape), list(spec.strides)
+        fill = None if allocate.fill is None else self.printer.literal(allocate.fill, [])
         if not spec.is_contiguous:
-            self._put(f"{name} = torch.empty_strided({shape}, {strides}, {options})")
+            code = f"torch.empty_strided({list(spec.shape)}, {list(spec.strides)}, {options})"
+            code += "" if fill is None else f".fill_({fill})"
+        elif fill is None:
+            code = f"torch.empty({list(spec.shape)}, {options})"
         else:
-            self._put(f"{name} = torch.empty({shape}, {options})")
-        if allocate.fill is not None:
-            self._put(f"{name}.fill_({self.printer.literal(allocate.fill, [])})")
+            code = f"torch.full({list(spec.shape)}, {fill}, {options})"
+        self._put(f"{name} = {code}")
 
     def _piecewise(self, instruction: Slice | Write | Accumulate) -> None:
         match instruction:
