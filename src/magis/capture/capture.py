@@ -61,6 +61,8 @@ def capture(workload: Workload) -> Captured:
     converter = Converter(traced, workload.name)
     converter.convert()
     rank = _Rank()
+    for write, maker in converter.written_back:
+        rank.follow(write, maker)
     outputs, gradients = _results(traced, converter, rank)
     update = None
     if workload.update is not None:
@@ -102,7 +104,7 @@ def _results(traced: Trace, converter: Converter, rank: _Rank) -> tuple[dict[str
     gradients: dict[Value, Value] = {}
     names = {value: name for (kind, name), value in reversed(converter.input_of.items()) if kind != "constant"}
     for node, role, target in private.output_roles(traced.graph):
-        if node is None or role == "mutation" and converter.value_of[node] == _input(traced, converter, target):
+        if node is None or (role == "mutation" and converter.value_of[node] == _input(traced, converter, target)):
             continue
         value = converter.value_of[node]
         if role == "output":
@@ -125,9 +127,7 @@ def _input(traced: Trace, converter: Converter, target: Any) -> Value:
     return converter.input_of[kind, name]
 
 
-def _accumulate(
-    converter: Converter, gradients: dict[Value, Value], of: Value, share: Value, rank: _Rank
-) -> None:
+def _accumulate(converter: Converter, gradients: dict[Value, Value], of: Value, share: Value, rank: _Rank) -> None:
     """Adds a share of a gradient (each use of a tied parameter has one), in the order of their making."""
     if of not in gradients:
         gradients[of] = share
@@ -137,7 +137,9 @@ def _accumulate(
     spec = edit.node(first.node).outputs[first.output]
     assert spec is not None
     spec = replace(spec, alias_of=None, storage_bytes=spec.nbytes, offset=0)
-    total = edit.add("aten.add.Tensor", (first, second), [spec], (Slot(0), Slot(1)), origin=Origin("", "", "backward"))
+    total = edit.add(
+        "aten.add.Tensor", (first, second), [spec], (Slot(0), Slot(1)), origin=Origin("", "", "backward")
+    )
     rank.follow(total, second.node)
     gradients[of] = Value(total)
 
@@ -159,7 +161,7 @@ def _without_dead_nodes(graph: Graph) -> Graph:
     Inputs stay: the caller's tensors are resident whether they are read or not."""
     needed: set[NodeId] = set()
     todo = [value.node for value in graph.outputs]
-    todo += [n.id for n in graph.nodes.values() if n.is_input or n.stream is not None or any(n.written())]
+    todo += [n.id for n in graph.nodes.values() if n.is_input or n.stream is not None or n.writes]
     while todo:
         node_id = todo.pop()
         if node_id not in needed:

@@ -14,11 +14,16 @@ from magis.capture.trace import Trace
 from magis.errors import CaptureError
 from magis.ir.args import Arg, Slot, Symbol
 from magis.ir.edit import GraphEdit
-from magis.ir.graph import INPUT, Call, Graph, Origin, TensorSpec, Value
+from magis.ir.graph import INPUT, Call, Graph, NodeId, Origin, TensorSpec, Value
 from magis.ops.registry import rule_for
 
 # They copy nothing in a functional graph.
-_PASS_THROUGH = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default", "aten.lift_fresh.default"}
+_PASS_THROUGH = {
+    "aten.detach.default",
+    "aten.alias.default",
+    "aten.lift_fresh_copy.default",
+    "aten.lift_fresh.default",
+}
 
 
 class Converter:
@@ -35,6 +40,7 @@ class Converter:
         self._of_tensor: dict[int, Value] = {}
         self._owner_of_storage: dict[int, Value] = {}
         self._storage: dict[Value, int] = {}
+        self.written_back: list[tuple[NodeId, NodeId]] = []  # (write into a buffer, maker of its contents)
         self._draws = 0
 
     def convert(self) -> None:
@@ -87,7 +93,9 @@ class Converter:
             self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
             return
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise CaptureError(f"{_origin(node).module or 'the step'}: {node.target} is no plain operator of PyTorch")
+            raise CaptureError(
+                f"{_origin(node).module or 'the step'}: {node.target} is no plain operator of PyTorch"
+            )
         self._operator(node, op)
 
     def _is_idle_clone(self, node: torch.fx.Node) -> bool:
@@ -125,9 +133,15 @@ class Converter:
         kwargs = tuple((k, self._template(a, inputs)) for k, a in node.kwargs.items())
         result = node.meta.get("val")
         results = list(result) if isinstance(result, (tuple, list)) else [result]
-        specs = [self._result_spec(item, inputs) for item in results]
-        stream = self._stream(node, Call(op, args, kwargs, tuple(map(self._spec, inputs)), tuple(specs)))
-        node_id = self.edit.add(op, inputs, specs, args, kwargs, stream=stream, origin=_origin(node))
+        written = self._written(node)
+        specs = [self._result_spec(item, inputs, item_index in written) for item_index, item in enumerate(results)]
+        call = Call(op, args, kwargs, tuple(map(self._spec, inputs)), tuple(specs))
+        specs = [
+            spec and replace(spec, storage_bytes=rule_for(op).storage_bytes(call, i))
+            for i, spec in enumerate(specs)
+        ]
+        stream = self._stream(node, call)
+        node_id = self.edit.add(op, inputs, specs, args, kwargs, stream=stream, origin=self._origin(node, inputs))
         values = tuple(
             Value(node_id, i) if isinstance(item, torch.Tensor) else item for i, item in enumerate(results)
         )
@@ -135,6 +149,17 @@ class Converter:
             if isinstance(value, Value):
                 self._storage[value] = item.untyped_storage()._cdata
         self.value_of[node] = values if isinstance(result, (tuple, list)) else values[0]
+        if written:
+            self.written_back.append((node_id, max(value.node for value in inputs[1:])))
+
+    def _written(self, node: torch.fx.Node) -> frozenset[int]:
+        """Which results are the new contents of an argument: tracing leaves only writes into buffers."""
+        target: Any = node.target
+        if not target._schema.is_mutable:
+            return frozenset()
+        if op_name(target) != "aten.copy_.default":
+            raise CaptureError(f"{_origin(node).module or 'the step'}: {target} writes into a temporary")
+        return frozenset((0,))
 
     def _template(self, value: Any, inputs: list[Value]) -> Arg:
         if isinstance(value, torch.fx.Node):
@@ -150,12 +175,12 @@ class Converter:
             return tuple(self._template(item, inputs) for item in value)
         return literal(value)
 
-    def _result_spec(self, item: Any, inputs: list[Value]) -> TensorSpec | None:
+    def _result_spec(self, item: Any, inputs: list[Value], writes: bool) -> TensorSpec | None:
         if not isinstance(item, torch.Tensor):
             return None
         storage = item.untyped_storage()._cdata
         alias = next((i for i, value in enumerate(inputs) if self._storage.get(value) == storage), None)
-        return spec_of(item, alias)
+        return spec_of(item, alias, writes)
 
     def _stream(self, node: torch.fx.Node, call: Call) -> int | None:
         target: Any = node.target
@@ -163,6 +188,15 @@ class Converter:
             return None
         self._draws += 1
         return self._draws - 1
+
+    def _origin(self, node: torch.fx.Node, inputs: list[Value]) -> Origin:
+        """The node's own origin; where tracing lost it, the place that made the latest of its inputs."""
+        own = _origin(node)
+        if own.module or own.line:
+            return own
+        makers = [self.edit.node(value.node) for value in inputs]
+        latest = max((m for m in makers if not m.is_input), key=lambda m: m.id, default=None)
+        return own if latest is None else replace(latest.origin, direction=own.direction)
 
     def _spec(self, value: Value) -> TensorSpec:
         spec = self.edit.node(value.node).outputs[value.output]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.fx.traceback as fx_traceback
@@ -22,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakTensorKeyDictionary
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 ANNOTATION = "magis"
@@ -37,7 +37,7 @@ class KnownValuesMode(FakeTensorMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self._recipes: WeakKeyDictionary[Any, Callable[[], torch.Tensor]] = WeakKeyDictionary()
+        self._recipes: Any = WeakTensorKeyDictionary()
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator on fake tensors; answers `.item()` of a tensor whose value is known."""
@@ -114,6 +114,41 @@ def claims_tracing() -> Iterator[None]:
         compiler._is_compiling_flag, compiler._is_exporting_flag = before
 
 
+@contextlib.contextmanager
+def eager_kernels() -> Iterator[None]:
+    """Takes away Python decompositions that tracing prefers to the kernels that eager runs.
+
+    Interpolation would be traced as indexing with computed positions, an idle dropout as a copy."""
+    saved = []
+    for name in (*_INTERPOLATIONS, "dropout", "hardshrink", "softshrink"):
+        packet = getattr(torch.ops.aten, name, None)
+        for overload in packet.overloads() if packet is not None else ():
+            op = getattr(packet, overload)
+            saved.append((op, dict(op.py_kernels)))
+            for key in (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd):
+                op.py_kernels.pop(key, None)
+            op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernels in saved:
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+_INTERPOLATIONS = tuple(
+    f"{prefix}{kind}"
+    for prefix, kinds in (
+        (
+            "upsample_",
+            ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d"),
+        ),
+        ("_upsample_", ("nearest_exact1d", "nearest_exact2d", "nearest_exact3d", "bilinear2d_aa", "bicubic2d_aa")),
+    )
+    for kind in kinds
+)
+
+
 def annotate(**notes: str) -> contextlib.AbstractContextManager[Any]:
     """Annotates the nodes traced inside, and the backward nodes that derive from them."""
     return fx_traceback.annotate({ANNOTATION: notes})
@@ -127,7 +162,7 @@ def annotation(node: torch.fx.Node) -> dict[str, str]:
 def joint_graph(module: torch.nn.Module, args: tuple[Any, ...]) -> torch.fx.GraphModule:
     """The functional joint graph of forward and backward of a module that returns its outputs, the scalar
     loss among them; of the forward alone when no gradient is wanted."""
-    with contextlib.ExitStack() as stack, fx_traceback.preserve_node_meta():
+    with contextlib.ExitStack() as stack, eager_kernels(), fx_traceback.preserve_node_meta():
         return aot_export_joint_with_descriptors(stack, module, args).graph_module  # type: ignore[no-any-return]
 
 

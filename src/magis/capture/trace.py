@@ -67,11 +67,9 @@ def _trace_once(workload: Workload) -> Trace:
     except private.DATA_DEPENDENT as error:
         error.magis_module = path.current  # type: ignore[attr-defined]
         raise
-    except Exception as error:  # noqa: BLE001 - whatever the model raises becomes one CaptureError
+    except Exception as error:
         raise _explain(error, path.current) from error
-    constants = {
-        node.target: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"
-    }
+    constants = {node.target: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
     return Trace(
         module.graph,
         constants,
@@ -136,7 +134,9 @@ def _fake_state(model: torch.nn.Module, mode: Any) -> Iterator[None]:
 class _Step(torch.nn.Module):
     """The step as a module of the batch's tensors; keeps names and structure of what it returns."""
 
-    def __init__(self, workload: Workload, leaves: list[Any], tensors: list[int], structure: Any, path: Any) -> None:
+    def __init__(
+        self, workload: Workload, leaves: list[Any], tensors: list[int], structure: Any, path: Any
+    ) -> None:
         super().__init__()
         self.model = workload.model
         self._workload, self._leaves, self._tensors, self._structure = workload, leaves, tensors, structure
@@ -162,7 +162,9 @@ class _Step(torch.nn.Module):
     def _checked_loss(self, loss: Any) -> torch.Tensor:
         name = self._workload.name
         if not isinstance(loss, torch.Tensor):
-            raise UsageError(f"{name}: loss_fn returned a {type(loss).__name__}; return the loss as a scalar tensor")
+            raise UsageError(
+                f"{name}: loss_fn returned a {type(loss).__name__}; return the loss as a scalar tensor"
+            )
         if loss.numel() != 1:
             raise UsageError(
                 f"{name}: loss_fn returned a tensor of shape {tuple(loss.shape)}; return a scalar, such as loss.mean()"

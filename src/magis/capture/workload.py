@@ -150,7 +150,7 @@ def _load_file(path: Path) -> Any:
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001 - any error of the user's file becomes one line
+    except Exception as error:
         raise UsageError(f"{path} cannot be loaded: {_one_line(error)}") from error
     finally:
         sys.path.pop(0)
@@ -160,7 +160,7 @@ def _load_file(path: Path) -> Any:
 def _load_module(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # noqa: BLE001 - any error of the user's module becomes one line
+    except Exception as error:
         raise UsageError(f"module {name} cannot be loaded: {_one_line(error)}") from error
 
 
@@ -175,6 +175,6 @@ def call_factory(factory: Callable[..., Any], name: str) -> Workload:
         made = factory()
     except UsageError:
         raise
-    except Exception as error:  # noqa: BLE001 - any error of the user's factory becomes one line
+    except Exception as error:
         raise UsageError(f"the factory {name} raised {_one_line(error)}") from error
     return workload(made, name)

@@ -124,6 +124,11 @@ class Node:
         """Of an input: one of `INPUT_KINDS`. Otherwise empty."""
         return str(self.args[0]) if self.is_input else ""
 
+    @property
+    def writes(self) -> bool:
+        """Whether it overwrites any of its inputs."""
+        return any(spec is not None and spec.writes for spec in self.outputs)
+
     def written(self) -> Iterator[int]:
         """Indices of the inputs that it overwrites."""
         for spec in self.outputs:

@@ -28,7 +28,7 @@ def verify(graph: Graph, schedule: Schedule | None = None) -> None:
 def _is_write(graph: Graph, detail: str) -> bool:
     """Whether the order error is about a node that writes in place."""
     ids = [int(word.strip("%,")) for word in detail.split() if word.startswith("%")]
-    return any(i in graph.nodes and any(graph.nodes[i].written()) for i in ids)  # type: ignore[index]
+    return any(i in graph.nodes and graph.nodes[i].writes for i in ids)  # type: ignore[index]
 
 
 def _known_values(graph: Graph) -> Iterator[str]:

@@ -94,6 +94,11 @@ class OpRule:
         """Bytes that it allocates and frees while it runs, as far as they follow from its definition."""
         return 0
 
+    def storage_bytes(self, call: Call, output: int) -> int:
+        """Bytes of the storage that an output is given. Some kernels allocate more than its elements."""
+        spec = call.outputs[output]
+        return 0 if spec is None else spec.storage_bytes
+
     def draws(self, call: Call) -> bool:
         """Whether this call takes numbers from the random generator (PyTorch's own tag is asked as well)."""
         return self.random or not self.known
@@ -164,9 +169,20 @@ def tensor_argument(call: Call, position: int, name: str) -> TensorSpec | None:
     return call.inputs[value.index] if isinstance(value, Slot) else None
 
 
+def square(tensor: Any) -> Any:
+    """A tensor's elements squared: half precision in float32, integers in float64."""
+    if not tensor.is_floating_point():
+        tensor = tensor.double()
+    elif tensor.element_size() < 4:
+        tensor = tensor.float()
+    return tensor * tensor
+
+
 def squared_by_linearity(torch: Any, call: Call, tensors: Sequence[Any], run: Any) -> Any:
-    """For an operator whose result is a sum of products of its inputs: the operator on their squares."""
-    squares = [t * t if t.is_floating_point() else t for t in tensors]
+    """For an operator whose result is a sum of products of its inputs: the operator on their squares.
+
+    Half-precision tensors are widened to float32 first; tensors of integers (indices) stay as they are."""
+    squares = [square(t) if t.is_floating_point() else t for t in tensors]
     args = tuple(substitute(a, lambda slot: squares[slot.index]) for a in call.args)
     kwargs = {name: substitute(a, lambda slot: squares[slot.index]) for name, a in call.kwargs}
     return run(*args, **kwargs)

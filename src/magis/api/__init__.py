@@ -1,0 +1,1 @@
+"""Plans and runs: what the command line and scripts call."""
