@@ -1,0 +1,98 @@
+"""Matrix products: each is one launch with one product, bytes as in device model v1 (bias included)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from magis.ir.dtype import DType
+from magis.ir.graph import Call, TensorSpec
+from magis.ops.arguments import given, input_at, number_at, overloads
+from magis.ops.rule import (
+    Gemm,
+    Kernel,
+    OpRule,
+    Sample,
+    T,
+    compute_dtype,
+    read_bytes,
+    square,
+    squared_by_linearity,
+    written_bytes,
+)
+
+
+def _product(a: TensorSpec, b: TensorSpec) -> Gemm:
+    """The product of two operands of 1 to 3 dimensions: [k] or [m,k] or [batch,m,k], and the same for b."""
+    rows = a.shape[-2] if len(a.shape) > 1 else 1
+    columns = b.shape[-1] if len(b.shape) > 1 else 1
+    batch = a.shape[0] if len(a.shape) == 3 else 1
+    return Gemm(batch, rows, columns, a.shape[-1])
+
+
+class MatrixProduct(OpRule):
+    """`a @ b` without broadcasting: mm, bmm, matrix times vector, inner product."""
+
+    ops = overloads("bmm.default dot.default mm.default mv.default vdot.default")
+
+    def gemm(self, call: Call) -> Gemm:
+        """Its product."""
+        return _product(call.inputs[0], call.inputs[-1])  # one input when both operands are the same tensor
+
+    def kernels(self, call: Call) -> tuple[Kernel, ...]:
+        nbytes = read_bytes(call) + written_bytes(call)
+        return (Kernel(nbytes, (self.gemm(call),), compute_dtype(call)),)
+
+    def terms(self, call: Call, output: int) -> int:
+        return self.gemm(call).k
+
+    def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
+        run = getattr(torch, call.op.split(".")[1])
+        return squared_by_linearity(torch, call, tensors, run)
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample("aten.mm.default", (T((3, 5)), T((5, 4))))
+        yield Sample("aten.mm.default", (T((3, 5), strides=(1, 3)), T((5, 4), strides=(1, 5))))
+        yield Sample("aten.mm.default", (T((4, 8), DType.BF16), T((8, 2), DType.BF16)))
+        yield Sample("aten.mm.default", (T((0, 5)), T((5, 4))))
+        yield Sample("aten.bmm.default", (T((2, 3, 5)), T((2, 5, 4))))
+        yield Sample("aten.bmm.default", (T((2, 3, 5), strides=(3, 1, 6)), T((2, 5, 4), strides=(0, 4, 1))))
+        yield Sample("aten.mv.default", (T((3, 5)), T((5,))))
+        yield Sample("aten.dot.default", (T((7,)), T((7,))))
+        yield Sample("aten.vdot.default", (T((7,)), T((7,))))
+
+
+class AddedProduct(MatrixProduct):
+    """`beta * bias + alpha * (a @ b)`, the bias broadcast; `addbmm` also sums over the batch."""
+
+    ops = overloads("addbmm.default addmm.default addmv.default addr.default baddbmm.default")
+
+    def gemm(self, call: Call) -> Gemm:
+        a, b = input_at(call, 1, "mat1"), input_at(call, 2, "mat2")
+        if "addr" in call.op:
+            return Gemm(1, a.shape[0], b.shape[0], 1)
+        gemm = _product(a, b)
+        return Gemm(1, gemm.m, gemm.n, gemm.batch * gemm.k) if "addbmm" in call.op else gemm
+
+    def terms(self, call: Call, output: int) -> int:
+        return self.gemm(call).k + (number_at(call, 3, "beta") != 0)
+
+    def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
+        beta, alpha = number_at(call, 3, "beta"), number_at(call, 4, "alpha")
+        bias, a, b = (square(given(call, tensors, place, "")) for place in range(3))
+        if "addr" in call.op:
+            return beta * beta * bias + alpha * alpha * torch.outer(a, b)
+        product = a @ b
+        return beta * beta * bias + alpha * alpha * (product.sum(0) if "addbmm" in call.op else product)
+
+    def samples(self) -> Iterable[Sample]:
+        mats, batches = (T((3, 5)), T((5, 4))), (T((2, 3, 5)), T((2, 5, 4)))
+        yield Sample("aten.addmm.default", (T((4,)), *mats))
+        yield Sample("aten.addmm.default", (T((3, 4)), *mats), (("beta", 0.5), ("alpha", -2)))
+        yield Sample("aten.addmm.default", (T((4,)), *mats), (("beta", 0),))
+        yield Sample("aten.addmm.default", (T((4,), DType.BF16), T((3, 8), DType.BF16), T((8, 4), DType.BF16)))
+        yield Sample("aten.addmv.default", (T((3,)), T((3, 5)), T((5,))), (("alpha", 3),))
+        yield Sample("aten.addr.default", (T((3, 4)), T((3,)), T((4,))), (("alpha", 3),))
+        yield Sample("aten.addbmm.default", (T((3, 4)), *batches))
+        yield Sample("aten.baddbmm.default", (T((2, 1, 4)), *batches), (("beta", 1), ("alpha", 0.5)))
+        yield Sample("aten.baddbmm.default", (T((2, 3, 4)), *batches))

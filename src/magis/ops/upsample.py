@@ -1,0 +1,127 @@
+"""Resizing images: each result is a weighted sum of a few elements, along each dimension apart.
+
+So the squares of the terms are the same sums with squared weights: a matrix for each dimension, read off
+the operator itself by resizing the unit vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import ceil, prod
+from typing import Any
+
+from magis.ir.dtype import DType
+from magis.ir.graph import Call
+from magis.ops.arguments import input_at, ints_at, overloads
+from magis.ops.rule import OpRule, Sample, T, square
+
+TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
+LINE, IMAGE, VOLUME = T((2, 3, 4)), T((2, 3, 4, 3)), T((1, 2, 3, 2, 2))
+
+
+def _rank(op: str) -> int:
+    return next(rank for rank in (1, 2, 3) if f"{rank}d" in op)
+
+
+class Upsample(OpRule):
+    """`(x, size, [align corners], scales...)`."""
+
+    ops = overloads("""
+        _upsample_bicubic2d_aa.default _upsample_bilinear2d_aa.default _upsample_nearest_exact1d.default
+        _upsample_nearest_exact2d.default _upsample_nearest_exact3d.default upsample_bicubic2d.default
+        upsample_bilinear2d.default upsample_linear1d.default upsample_nearest1d.default
+        upsample_nearest2d.default upsample_nearest3d.default upsample_trilinear3d.default
+    """)
+    backward = False
+
+    def sizes(self, call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Lengths of the image before and after."""
+        return input_at(call, 0, "self").shape[2:], ints_at(call, 1, "output_size")
+
+    def taps(self, call: Call, before: int, after: int) -> int:
+        """Most elements along a dimension that one result is made of."""
+        taps = next(taps for kind, taps in TAPS.items() if kind in call.op)
+        if "_aa" in call.op:
+            taps = taps * max(ceil(before / after), 1) + 1
+        return min(taps, before)
+
+    def terms(self, call: Call, output: int) -> int:
+        return prod(self.taps(call, before, after) for before, after in zip(*self.sizes(call)))
+
+    def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
+        result = square(tensors[0])
+        for place, weights in enumerate(self._weights(torch, call)):
+            weights = square(weights).to(result.dtype)
+            moved = result.movedim(2 + place, -1) @ (weights.mT if self.backward else weights)
+            result = moved.movedim(-1, 2 + place)
+        return result
+
+    def _weights(self, torch: Any, call: Call) -> Iterable[Any]:
+        """For each dimension a matrix [before, after]."""
+        name, sizes = call.op.split(".")[1].replace("_backward", ""), self.sizes(call)
+        run = getattr(torch.ops.aten, name).default
+        rank = len(sizes[0])
+        align = () if "nearest" in name else (call.args[2 + self.backward],)
+        scales = call.args[2 + self.backward + len(align) :]
+        for place, (before, after) in enumerate(zip(*sizes)):
+            units = torch.eye(before, dtype=torch.float64)
+            units = units.reshape(before, 1, *(before if dim == place else 1 for dim in range(rank)))
+            size = [after if dim == place else 1 for dim in range(rank)]
+            own = [scales[dim] if dim == place else None for dim in range(len(scales))]
+            yield run(units, size, *align, *own).reshape(before, after)
+
+    def samples(self) -> Iterable[Sample]:
+        for op in overloads("_upsample_nearest_exact1d.default upsample_nearest1d.default"):
+            yield Sample(op, (LINE, (7,)))
+        for op in overloads("_upsample_nearest_exact2d.default upsample_nearest2d.default"):
+            yield Sample(op, (IMAGE, (8, 6), 2.0, 2.0))
+        for op in overloads("_upsample_nearest_exact3d.default upsample_nearest3d.default"):
+            yield Sample(op, (VOLUME, (6, 4, 3)))
+        for corners in (True, False):
+            yield Sample("aten.upsample_linear1d.default", (LINE, (7,), corners))
+            yield Sample("aten.upsample_bilinear2d.default", (IMAGE, (8, 5), corners))
+            yield Sample("aten.upsample_bicubic2d.default", (IMAGE, (8, 5), corners))
+            yield Sample("aten.upsample_trilinear3d.default", (VOLUME, (6, 3, 3), corners))
+        yield Sample("aten.upsample_bilinear2d.default", (T((2, 3, 4, 4), DType.BF16), (8, 8), False, 2.0, 2.0))
+        yield Sample("aten._upsample_bilinear2d_aa.default", (T((1, 2, 6, 4)), (3, 2), False))
+        yield Sample("aten._upsample_bicubic2d_aa.default", (T((1, 2, 6, 4)), (3, 2), False))
+
+
+class UpsampleBackward(Upsample):
+    """`(grad, size, input size, [align corners], scales...)`: the transposed sums."""
+
+    ops = overloads("""
+        _upsample_bicubic2d_aa_backward.default _upsample_bilinear2d_aa_backward.default
+        _upsample_nearest_exact1d_backward.default _upsample_nearest_exact2d_backward.default
+        _upsample_nearest_exact3d_backward.default upsample_bicubic2d_backward.default
+        upsample_bilinear2d_backward.default upsample_linear1d_backward.default
+        upsample_nearest1d_backward.default upsample_nearest2d_backward.default
+        upsample_nearest3d_backward.default upsample_trilinear3d_backward.default
+    """)
+    backward = True
+
+    def sizes(self, call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return ints_at(call, 2, "input_size")[2:], ints_at(call, 1, "output_size")
+
+    def taps(self, call: Call, before: int, after: int) -> int:
+        """Most results that use one element along a dimension; at a border all taps may meet in it."""
+        taps = next(taps for kind, taps in TAPS.items() if kind in call.op)
+        return min(taps * (ceil(after / before) + 1), after)
+
+    def samples(self) -> Iterable[Sample]:
+        for op in overloads("_upsample_nearest_exact1d_backward.default upsample_nearest1d_backward.default"):
+            yield Sample(op, (T((2, 3, 7)), (7,), (2, 3, 4)))
+        for op in overloads("_upsample_nearest_exact2d_backward.default upsample_nearest2d_backward.default"):
+            yield Sample(op, (T((2, 3, 8, 6)), (8, 6), (2, 3, 4, 3), 2.0, 2.0))
+        for op in overloads("_upsample_nearest_exact3d_backward.default upsample_nearest3d_backward.default"):
+            yield Sample(op, (T((1, 2, 6, 4, 3)), (6, 4, 3), (1, 2, 3, 2, 2)))
+        for corners in (True, False):
+            image = (T((2, 3, 8, 5)), (8, 5), (2, 3, 4, 3), corners)
+            yield Sample("aten.upsample_linear1d_backward.default", (T((2, 3, 7)), (7,), (2, 3, 4), corners))
+            yield Sample("aten.upsample_bilinear2d_backward.default", image)
+            yield Sample("aten.upsample_bicubic2d_backward.default", image)
+            volume = (T((1, 2, 6, 3, 3)), (6, 3, 3), (1, 2, 3, 2, 2), corners)
+            yield Sample("aten.upsample_trilinear3d_backward.default", volume)
+        smaller = (T((1, 2, 3, 2)), (3, 2), (1, 2, 6, 4), False)
+        yield Sample("aten._upsample_bilinear2d_aa_backward.default", smaller)
+        yield Sample("aten._upsample_bicubic2d_aa_backward.default", smaller)
