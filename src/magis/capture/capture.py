@@ -137,9 +137,7 @@ def _accumulate(converter: Converter, gradients: dict[Value, Value], of: Value, 
     spec = edit.node(first.node).outputs[first.output]
     assert spec is not None
     spec = replace(spec, alias_of=None, storage_bytes=spec.nbytes, offset=0)
-    total = edit.add(
-        "aten.add.Tensor", (first, second), [spec], (Slot(0), Slot(1)), origin=Origin("", "", "backward")
-    )
+    total = edit.add("aten.add.Tensor", (first, second), [spec], (Slot(0), Slot(1)), origin=Origin("", "", "backward"))
     rank.follow(total, second.node)
     gradients[of] = Value(total)
 
@@ -168,7 +166,7 @@ def _without_dead_nodes(graph: Graph) -> Graph:
             needed.add(node_id)
             todo += [value.node for value in graph.nodes[node_id].inputs]
     edit = GraphEdit(graph)
-    for node_id in reversed(graph.nodes):
+    for node_id in reversed(list(graph.nodes)):
         if node_id not in needed:
             edit.remove(node_id)
     return edit.finish()

@@ -93,9 +93,7 @@ class Converter:
             self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
             return
         if not isinstance(node.target, torch._ops.OpOverload):
-            raise CaptureError(
-                f"{_origin(node).module or 'the step'}: {node.target} is no plain operator of PyTorch"
-            )
+            raise CaptureError(f"{_origin(node).module or 'the step'}: {node.target} is no plain operator of PyTorch")
         self._operator(node, op)
 
     def _is_idle_clone(self, node: torch.fx.Node) -> bool:
@@ -137,14 +135,11 @@ class Converter:
         specs = [self._result_spec(item, inputs, item_index in written) for item_index, item in enumerate(results)]
         call = Call(op, args, kwargs, tuple(map(self._spec, inputs)), tuple(specs))
         specs = [
-            spec and replace(spec, storage_bytes=rule_for(op).storage_bytes(call, i))
-            for i, spec in enumerate(specs)
+            spec and replace(spec, storage_bytes=rule_for(op).storage_bytes(call, i)) for i, spec in enumerate(specs)
         ]
         stream = self._stream(node, call)
         node_id = self.edit.add(op, inputs, specs, args, kwargs, stream=stream, origin=self._origin(node, inputs))
-        values = tuple(
-            Value(node_id, i) if isinstance(item, torch.Tensor) else item for i, item in enumerate(results)
-        )
+        values = tuple(Value(node_id, i) if isinstance(item, torch.Tensor) else item for i, item in enumerate(results))
         for item, value in zip(results, values):
             if isinstance(value, Value):
                 self._storage[value] = item.untyped_storage()._cdata

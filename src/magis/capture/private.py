@@ -151,7 +151,7 @@ _INTERPOLATIONS = tuple(
 
 def annotate(**notes: str) -> contextlib.AbstractContextManager[Any]:
     """Annotates the nodes traced inside, and the backward nodes that derive from them."""
-    return fx_traceback.annotate({ANNOTATION: notes})
+    return fx_traceback.annotate({ANNOTATION: notes})  # type: ignore[no-any-return]
 
 
 def annotation(node: torch.fx.Node) -> dict[str, str]:

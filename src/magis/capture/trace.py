@@ -134,9 +134,7 @@ def _fake_state(model: torch.nn.Module, mode: Any) -> Iterator[None]:
 class _Step(torch.nn.Module):
     """The step as a module of the batch's tensors; keeps names and structure of what it returns."""
 
-    def __init__(
-        self, workload: Workload, leaves: list[Any], tensors: list[int], structure: Any, path: Any
-    ) -> None:
+    def __init__(self, workload: Workload, leaves: list[Any], tensors: list[int], structure: Any, path: Any) -> None:
         super().__init__()
         self.model = workload.model
         self._workload, self._leaves, self._tensors, self._structure = workload, leaves, tensors, structure
@@ -162,9 +160,7 @@ class _Step(torch.nn.Module):
     def _checked_loss(self, loss: Any) -> torch.Tensor:
         name = self._workload.name
         if not isinstance(loss, torch.Tensor):
-            raise UsageError(
-                f"{name}: loss_fn returned a {type(loss).__name__}; return the loss as a scalar tensor"
-            )
+            raise UsageError(f"{name}: loss_fn returned a {type(loss).__name__}; return the loss as a scalar tensor")
         if loss.numel() != 1:
             raise UsageError(
                 f"{name}: loss_fn returned a tensor of shape {tuple(loss.shape)}; return a scalar, such as loss.mean()"

@@ -51,9 +51,7 @@ class GraphEdit:
         """Adds a second instance of a node with the same inputs; `note` goes into its origin."""
         node = self._nodes[node_id]
         origin = replace(node.origin, module=f"{node.origin.module} ({note} %{node_id})".lstrip())
-        return self.add(
-            node.op, node.inputs, node.outputs, node.args, node.kwargs, stream=node.stream, origin=origin
-        )
+        return self.add(node.op, node.inputs, node.outputs, node.args, node.kwargs, stream=node.stream, origin=origin)
 
     def redirect(self, reader: NodeId, old: Value, new: Value) -> None:
         """Makes one reader take `new` wherever it took `old`."""

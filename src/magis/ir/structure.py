@@ -57,7 +57,7 @@ def _draw_order(graph: Graph) -> Iterable[tuple[NodeId, NodeId]]:
                 yield min(nodes), copy
 
 
-def topological_order(graph: Graph, prefer: Mapping[NodeId, int] | None = None) -> Schedule:
+def topological_order(graph: Graph, prefer: Mapping[NodeId, float] | None = None) -> Schedule:
     """A valid order; among ready nodes the least `prefer`, then the least id, runs first.
 
     Raises InvalidGraphError("acyclic") when there is none."""
