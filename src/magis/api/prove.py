@@ -1,0 +1,138 @@
+"""The proof: the program's results against eager's, tensor by tensor, and the random generator's final state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.utils._pytree as pytree
+
+from magis.api.eager import EagerStep, Snapshot, written_tensors
+from magis.api.scale import Scale, scales
+from magis.aten.convert import core_dtype
+from magis.capture.capture import Captured
+from magis.capture.workload import Workload
+from magis.ir.graph import Value
+
+Results = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class ProofResult:
+    """Whether the program computes what eager computes.
+
+    `max_rel_error` is the largest error of a tensor divided by that tensor's scale; `tensors` how many were
+    compared; `batch` the batch size at which; `failures` one line for each tensor that differs."""
+
+    ok: bool
+    max_rel_error: float
+    tensors: int
+    batch: int
+    failures: tuple[str, ...] = ()
+
+
+def prove(
+    workload: Workload,
+    captured: Captured,
+    step: Callable[[list[torch.Tensor]], tuple[torch.Tensor, ...]],
+    seed: int = 0,
+    reference: Results | None = None,
+) -> ProofResult:
+    """Runs eager and `step` from the same weights and generator state and compares all that they leave.
+
+    `reference` are more exact results (eager's in float64); without it eager is the reference. Weights,
+    buffers and state are put back afterwards."""
+    state = {} if captured.update is None else captured.update.state(workload)
+    written = written_tensors(workload, state)
+    snapshot = Snapshot(written)
+    torch.manual_seed(seed)
+    eager = {**EagerStep(workload).results()}
+    eager_generator = torch.get_rng_state()
+    eager |= snapshot.current()
+    snapshot.restore()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        returned = step(captured.bind(workload))
+    ours = dict(zip(captured.graph.output_names, returned))
+    generator = torch.get_rng_state()
+    ours |= snapshot.current()
+    snapshot.restore()
+    torch.manual_seed(seed)
+    found = result_scales(captured, workload, ours)
+    snapshot.restore()
+    failures, worst = compare(ours, eager, found, reference)
+    if not torch.equal(generator, eager_generator):
+        failures.append("the random generator's final state differs from eager's")
+    return ProofResult(not failures, worst, len(ours), workload.batch_size, tuple(failures))
+
+
+def exact_results(workload: Workload, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Eager's results in float64, from the same weights and generator state: the reference at small sizes."""
+    model = copy.deepcopy(workload.model).double()
+    batch = pytree.tree_map(_double, workload.batch)
+    double = Workload(model, workload.loss_fn, batch, workload.update, workload.name)
+    torch.manual_seed(seed)
+    found = EagerStep(double).results()
+    return {**found, **{name: t.detach().clone() for name, t in written_tensors(double, {}).items()}}
+
+
+def _double(leaf: object) -> object:
+    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+
+def result_scales(captured: Captured, workload: Workload, names: Mapping[str, object]) -> dict[str, Scale]:
+    """The scale of each result that the captured step makes; unwritten tensors have none."""
+    graph = captured.graph
+    values = dict(zip(graph.output_names, graph.outputs))
+    for node in graph.nodes.values():
+        for output, spec in enumerate(node.outputs):
+            if spec is not None and spec.writes:
+                owner = graph.nodes[graph.root(Value(node.id, output)).node]
+                values[f"{owner.kind}:{owner.name}"] = Value(node.id, output)
+    return scales(graph, {n: v for n, v in values.items() if n in names}, captured.bind(workload))
+
+
+def compare(
+    ours: Results, eager: Results, found: Mapping[str, Scale], reference: Results | None = None
+) -> tuple[list[str], float]:
+    """One line for each result that differs by more than rounding allows, and the largest scaled error.
+
+    Per tensor `max|ours - ref| <= 4 * max|eager - ref| + tolerance(scale)`; integers and booleans exactly."""
+    failures = [f"{name}: eager has it, the program does not" for name in eager.keys() - ours.keys()]
+    failures += [f"{name}: the program has it, eager does not" for name in ours.keys() - eager.keys()]
+    worst = 0.0
+    for name in sorted(ours.keys() & eager.keys()):
+        failure, error = _compare_one(name, ours[name], eager[name], found.get(name), (reference or {}).get(name))
+        worst = max(worst, error)
+        if failure:
+            failures.append(f"{name}: {failure}")
+    return sorted(failures), worst
+
+
+def _compare_one(
+    name: str, ours: torch.Tensor, eager: torch.Tensor, scale: Scale | None, reference: torch.Tensor | None
+) -> tuple[str, float]:
+    if ours.shape != eager.shape or ours.dtype != eager.dtype:
+        return f"is {ours.dtype}{list(ours.shape)}, eager's {eager.dtype}{list(eager.shape)}", 0.0
+    if scale is None or not ours.dtype.is_floating_point:
+        same = torch.equal(ours, eager) or _equal_with_nan(ours, eager)
+        return ("" if same else "differs from eager's, which nothing should change"), 0.0
+    if not bool(torch.isfinite(ours).all()):
+        return "holds a value that is not finite", float("inf")
+    ref = (eager if reference is None else reference).double()
+    error = _distance(ours, ref)
+    allowed = scale.tolerance(core_dtype(ours.dtype).eps) + 4.0 * _distance(eager, ref)
+    relative = error / scale.size if scale.size > 0 else (0.0 if error == 0 else float("inf"))
+    if error > allowed:
+        return f"differs by {error:.3e}, rounding explains {allowed:.3e}", relative
+    return "", relative
+
+
+def _equal_with_nan(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype.is_floating_point and bool(torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)))
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).abs().max().item()) if a.numel() else 0.0
