@@ -132,9 +132,7 @@ class _Generator:
             return
         self.place = origin
         self.label = naming.stem(origin.module) if origin.module else ""
-        text = naming.comment(
-            [origin.module, origin.line, "" if origin.direction == "forward" else origin.direction]
-        )
+        text = naming.comment([origin.module, origin.line, "" if origin.direction == "forward" else origin.direction])
         if text:
             self._put(f"# {text}")
 

@@ -1,4 +1,4 @@
-"""Measured memory and time of a step, eager or generated. The meters see tensors and allocations, never a routine."""
+"""Measured memory and time of a step, eager or generated. The meters see tensors and allocations, no routine."""
 
 from __future__ import annotations
 

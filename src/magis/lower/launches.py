@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
-from magis.ir.args import Slot
-from magis.ir.graph import Call, TensorSpec
+from magis.ir.args import Kwargs, Slot, Symbol
+from magis.ir.graph import Call, TensorSpec, contiguous_strides
 from magis.lower.routine import (
     Accumulate,
     Allocate,
@@ -23,6 +23,8 @@ from magis.lower.routine import (
 
 REDUCTIONS = {"sum": "aten.add_.Tensor", "max": "aten.maximum.out", "min": "aten.minimum.out"}
 
+_CONTIGUOUS: Kwargs = (("memory_format", Symbol("memory_format", "contiguous_format")),)
+
 
 def launched(instruction: Instruction, specs: Mapping[Register, TensorSpec]) -> Call | None:
     """The call to cost and to measure; None for what launches nothing (views, uninitialised memory, loops).
@@ -34,7 +36,9 @@ def launched(instruction: Instruction, specs: Mapping[Register, TensorSpec]) -> 
         case Allocate(spec=spec, fill=fill) if fill is not None:
             return Call("aten.fill_.Scalar", (Slot(0), fill), (), (spec,), (_overwritten(spec),))
         case Slice(source=source, spec=spec, piece=piece) if spec.alias_of is None:
-            return Call("aten.clone.default", (Slot(0),), (), (piece_spec(specs[source], piece),), (spec,))
+            view = piece_spec(specs[source], piece)
+            copy = replace(spec, shape=view.shape, strides=contiguous_strides(view.shape))
+            return Call("aten.clone.default", (Slot(0),), _CONTIGUOUS, (view,), (copy,))
         case Write(target, source, piece):
             part = replace(piece, start=0) if piece.outer > 1 else None
             copied = piece_spec(specs[source], part) if part else specs[source]
@@ -50,9 +54,7 @@ def launches(routine: Routine) -> Iterator[tuple[Call, int]]:
     yield from _launches(routine.body, specs, 1)
 
 
-def _launches(
-    body: Iterable[Instruction], specs: dict[Register, TensorSpec], times: int
-) -> Iterator[tuple[Call, int]]:
+def _launches(body: Iterable[Instruction], specs: dict[Register, TensorSpec], times: int) -> Iterator[tuple[Call, int]]:
     for instruction in body:
         if isinstance(instruction, Loop):
             yield from _launches(instruction.body, specs, times * instruction.parts)

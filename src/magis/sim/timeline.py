@@ -123,9 +123,7 @@ class Walk:
         get = self._values.get
         lifetimes = tuple(
             Lifetime(get(owner), nbytes, first, end if last < 0 else last)
-            for owner, nbytes, first, last in zip(
-                self._owner[1:], self._nbytes[1:], self._first[1:], self._last[1:]
-            )
+            for owner, nbytes, first, last in zip(self._owner[1:], self._nbytes[1:], self._first[1:], self._last[1:])
         )
         return Timeline(
             self._resident_bytes,
