@@ -87,9 +87,7 @@ class BatchNorm(OpRule):
         x, c = T((3, 2, 4, 2)), T((2,))
         for training in (True, False):
             yield Sample("aten._native_batch_norm_legit_functional.default", (x, c, c, c, c, training, 0.1, 1e-5))
-        yield Sample(
-            "aten._native_batch_norm_legit_functional.default", (T((5, 2)), None, None, c, c, True, 0.3, 1e-5)
-        )
+        yield Sample("aten._native_batch_norm_legit_functional.default", (T((5, 2)), None, None, c, c, True, 0.3, 1e-5))
         yield Sample("aten._native_batch_norm_legit.no_stats", (x, c, c, True, 0.1, 1e-5))
         yield Sample("aten._native_batch_norm_legit.no_stats", (T((1, 6, 3)), None, None, True, 0.1, 1e-5))
         yield Sample("aten._batch_norm_with_update_functional.default", (x, c, c, c, c, 0.1, 1e-5))
@@ -118,9 +116,8 @@ class BatchNormInPlace(BatchNorm):
         x, c = T((3, 2, 4, 2)), T((2,))
         yield Sample("aten._batch_norm_with_update.default", (x, c, c, c, c, 0.1, 1e-5))
         for op in self.ops[1:]:
-            if "cudnn" not in op:
-                yield Sample(op, (x, c, c, c, c, True, 0.1, 1e-5))
-                yield Sample(op, (x, c, c, c, c, False, 0.1, 1e-5))
+            yield Sample(op, (x, c, c, c, c, True, 0.1, 1e-5))
+            yield Sample(op, (x, c, c, c, c, False, 0.1, 1e-5))
 
 
 class BatchNormBackward(OpRule):
@@ -176,4 +173,5 @@ class CudnnBatchNormBackward(BatchNormBackward):
         return tensor_argument(call, 5, "save_mean") is not None
 
     def samples(self) -> Iterable[Sample]:
-        return ()
+        x, c = T((3, 2, 4, 2)), T((2,))
+        yield Sample(self.ops[0], (x, x, c, c, c, c, c, 1e-5, T((0,), DType.U8)))

@@ -166,9 +166,7 @@ class ConvolutionBackward(OpRule):
     def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
         squares = [square(given(call, tensors, place, "")) for place in range(3)]
         if output == 2:
-            return squares[0].sum(
-                [d for d in range(squares[0].dim()) if d != squares[0].dim() - self._rank(call) - 1]
-            )
+            return squares[0].sum([d for d in range(squares[0].dim()) if d != squares[0].dim() - self._rank(call) - 1])
         mask = [place == output for place in range(3)]
         results = torch.ops.aten.convolution_backward.default(*squares, *call.args[3:10], mask)
         return results[output]

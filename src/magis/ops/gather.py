@@ -37,9 +37,7 @@ class Gather(OpRule):
             yield Sample(op, (X, (None, T((3,), DType.I64, 4))))
             yield Sample(op, (T((2, 5, 4)), (None, T((2, 1), DType.I64, 5), T((3,), DType.I64, 4))))
         mask = T((6,), DType.BOOL)
-        yield Sample(
-            "aten._unsafe_masked_index.default", (X, mask, (T((6,), DType.I64, 5), T((6,), DType.I64, 4)), 0)
-        )
+        yield Sample("aten._unsafe_masked_index.default", (X, mask, (T((6,), DType.I64, 5), T((6,), DType.I64, 4)), 0))
         yield Sample("aten.index_select.default", (X, 1, T((3,), DType.I64, 4)))
         yield Sample("aten.masked_select.default", (X, T((5, 4), DType.BOOL)))
         yield Sample("aten.take.default", (X, T((3,), DType.I64, 20)))

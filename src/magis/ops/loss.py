@@ -91,7 +91,7 @@ class NllLoss(OpRule):
         return (Kernel(nbytes, dtype=compute_dtype(call)),)
 
     def terms(self, call: Call, output: int) -> int:
-        if output == 0 and int_at(call, 3, "reduction", MEAN) == NONE:
+        if int_at(call, 3, "reduction", MEAN) == NONE:
             return 1
         return input_at(call, 1, "target").numel
 

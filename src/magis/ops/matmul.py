@@ -30,6 +30,11 @@ def _product(a: TensorSpec, b: TensorSpec) -> Gemm:
     return Gemm(batch, rows, columns, a.shape[-1])
 
 
+def _is(call: Call, name: str) -> bool:
+    """Whether it is that operator, in place or not."""
+    return call.op.split(".")[1].rstrip("_") == name
+
+
 class MatrixProduct(OpRule):
     """`a @ b` without broadcasting: mm, bmm, matrix times vector, inner product."""
 
@@ -69,10 +74,10 @@ class AddedProduct(MatrixProduct):
 
     def gemm(self, call: Call) -> Gemm:
         a, b = input_at(call, 1, "mat1"), input_at(call, 2, "mat2")
-        if "addr" in call.op:
+        if _is(call, "addr"):
             return Gemm(1, a.shape[0], b.shape[0], 1)
         gemm = _product(a, b)
-        return Gemm(1, gemm.m, gemm.n, gemm.batch * gemm.k) if "addbmm" in call.op else gemm
+        return Gemm(1, gemm.m, gemm.n, gemm.batch * gemm.k) if _is(call, "addbmm") else gemm
 
     def terms(self, call: Call, output: int) -> int:
         return self.gemm(call).k + (number_at(call, 3, "beta") != 0)
@@ -80,10 +85,10 @@ class AddedProduct(MatrixProduct):
     def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
         beta, alpha = number_at(call, 3, "beta"), number_at(call, 4, "alpha")
         bias, a, b = (square(given(call, tensors, place, "")) for place in range(3))
-        if "addr" in call.op:
+        if _is(call, "addr"):
             return beta * beta * bias + alpha * alpha * torch.outer(a, b)
         product = a @ b
-        return beta * beta * bias + alpha * alpha * (product.sum(0) if "addbmm" in call.op else product)
+        return beta * beta * bias + alpha * alpha * (product.sum(0) if _is(call, "addbmm") else product)
 
     def samples(self) -> Iterable[Sample]:
         mats, batches = (T((3, 5)), T((5, 4))), (T((2, 3, 5)), T((2, 5, 4)))

@@ -114,8 +114,8 @@ class LayerNormBackward(LayerNorm):
         yield Sample(self.ops[0], (x, x, (3, 4), T((2, 1, 1)), T((2, 1, 1)), T((3, 4)), T((3, 4)), every))
         yield Sample(self.ops[0], (x, x, (4,), stats, stats, None, None, (True, False, False)))
         yield Sample(self.ops[0], (x, x, (4,), stats, stats, w, w, (False, True, True)))
-        rows, row = T((3, 4), half), T((4,), half)
-        yield Sample(self.ops[0], (rows, rows, (4,), T((3, 1)), T((3, 1)), row, row, every))
+        rows, row, stats = T((3, 4), half), T((4,), half), T((3, 1), half)
+        yield Sample(self.ops[0], (rows, rows, (4,), stats, stats, row, row, every))
 
 
 class GroupNorm(Normalisation):

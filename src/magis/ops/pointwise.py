@@ -45,9 +45,7 @@ class Unary(OpRule):
             yield Sample(op, (T((0, 4)),))
         for op in overloads("ceil.default floor.default round.default sign.default neg.default"):
             yield Sample(op, (INT,))
-        yield Sample(
-            "aten.clone.default", (FLOAT,), (("memory_format", Symbol("memory_format", "contiguous_format")),)
-        )
+        yield Sample("aten.clone.default", (FLOAT,), (("memory_format", Symbol("memory_format", "contiguous_format")),))
         yield Sample("aten.elu.default", (FLOAT, 0.5, 1.1, 1))
         yield Sample("aten.gelu.default", (FLOAT,), (("approximate", "tanh"),))
         yield Sample("aten.hardtanh.default", (FLOAT, 0.0, 6.0))
@@ -137,7 +135,7 @@ class Gradient(OpRule):
         "hardshrink_backward": (0.5,),
         "hardtanh_backward": (-1, 1),
         "leaky_relu_backward": (0.1, False),
-        "log_sigmoid_backward": (T((0,)),),
+        "log_sigmoid_backward": (FLOAT,),
         "softplus_backward": (1, 20),
         "softshrink_backward": (0.5,),
         "threshold_backward": (0,),

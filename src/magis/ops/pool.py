@@ -74,7 +74,7 @@ class AveragePoolBackward(AveragePool):
     def samples(self) -> Iterable[Sample]:
         op = "aten.avg_pool2d_backward.default"
         yield Sample(op, (T((2, 3, 2, 3)), IMAGE, (2, 2), (), 0, False, True, None))
-        yield Sample(op, (T((2, 3, 4, 5)), IMAGE, (3, 2), (1, 1), (1, 0), False, False, None))
+        yield Sample(op, (T((2, 3, 5, 5)), IMAGE, (3, 2), (1, 1), (1, 0), False, False, None))
         yield Sample(op, (T((2, 3, 5, 6)), IMAGE, (3, 3), (1, 1), (1, 1), False, True, None))
         yield Sample("aten.avg_pool3d_backward.default", (T((1, 2, 2, 2, 2)), VOLUME, 2, 2, 0, False, True, 5))
 

@@ -7,19 +7,19 @@ from typing import Any, ClassVar
 
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
-from magis.ops.arguments import flag_at, number_at, overloads
+from magis.ops.arguments import flag_at, overloads
 from magis.ops.rule import Kernel, OpRule, Sample, T, compute_dtype, written_bytes
 
 X, P = T((3, 4)), T((3, 4), high=0)
 
 
 class Dropout(OpRule):
-    """`native_dropout(x, p, train)` gives the result and the mask; it draws nothing when p is 0 or 1."""
+    """`native_dropout(x, p, train)` gives the result and the mask; in training it draws even where p is 0."""
 
     ops = ("aten.native_dropout.default",)
 
     def draws(self, call: Call) -> bool:
-        return flag_at(call, 2, "train", True) and 0 < number_at(call, 1, "p", 0.5) < 1
+        return flag_at(call, 2, "train", True)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample(self.ops[0], (X, 0.25, True))

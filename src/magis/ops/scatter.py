@@ -90,7 +90,7 @@ class IndexPut(OpRule):
         for op in overloads("_unsafe_index_put.default index_put.default"):
             yield Sample(op, (X, (T((3,), DType.I64, 5),), T((3, 4)), True))
             yield Sample(op, (X, (T((2, 1), DType.I64, 5), T((3,), DType.I64, 4)), T((2, 3)), True))
-        yield Sample("aten.index_put.default", (X, (None, COLUMN), T((5, 1)), True))
+        yield Sample("aten.index_put.default", (X, (None, COLUMN), T((5, 3)), True))
         yield Sample("aten.index_put.default", (X, (T((1,), DType.I64, 5),), T(())))
         yield Sample("aten.put.default", (X, T((3,), DType.I64, 20), T((3,)), True))
 

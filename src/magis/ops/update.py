@@ -54,7 +54,7 @@ class InPlace(OpRule):
             other = Y if overload.startswith("Tensor") or name in ("atan2_", "hypot_") else 2.0
             args = self._more.get(name, () if name in alone else (other,))
             if overload == "Tensor" and name in self._more:
-                args = (*args[:-1], T(()) if name == "masked_fill_" else X)
+                args = (X, X) if name == "clamp_" else (*args[:-1], T(()) if name == "masked_fill_" else X)
             yield Sample(op, (X, *args), (("rounding_mode", "floor"),) if overload.endswith("_mode") else ())
         yield Sample("aten.add_.Tensor", (X, X), (("alpha", -0.01),))
         yield Sample("aten.add_.Tensor", (T((3, 4), DType.BF16), T((3, 4), DType.F32, strides=(1, 3))))

@@ -65,10 +65,13 @@ class Upsample(OpRule):
         scales = call.args[2 + self.backward + len(align) :]
         for place, (before, after) in enumerate(zip(*sizes)):
             units = torch.eye(before, dtype=torch.float64)
-            units = units.reshape(before, 1, *(before if dim == place else 1 for dim in range(rank)))
-            size = [after if dim == place else 1 for dim in range(rank)]
+            others = [before if dim == place else 1 for dim in range(rank)]
+            twice = [before if dim == place else 2 for dim in range(rank)]  # a length of 1 misleads some kernels
+            units = units.reshape(before, 1, *others).expand(before, 1, *twice).contiguous()
+            size = [after if dim == place else 2 for dim in range(rank)]
             own = [scales[dim] if dim == place else None for dim in range(len(scales))]
-            yield run(units, size, *align, *own).reshape(before, after)
+            resized = run(units, size, *align, *own).movedim(2 + place, 1)
+            yield resized.reshape(before, after, -1)[:, :, 0]
 
     def samples(self) -> Iterable[Sample]:
         for op in overloads("_upsample_nearest_exact1d.default upsample_nearest1d.default"):
