@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 
 from magis.errors import InvalidGraphError, UsageError
 from magis.fission.tree import Program
-from magis.ir.graph import Graph, Node, NodeId, Schedule, Value
+from magis.ir.graph import Call, Graph, Node, NodeId, Schedule, TensorSpec, Value
 from magis.lower.routine import Compute, Free, Instruction, Register, Routine
 
 
@@ -17,74 +18,87 @@ def lower(program: Program, schedule: Schedule) -> Routine:
     before the producer of what it reads. Writes and draws are ordered by `verify(graph, schedule)`."""
     if any(fission.enabled for fission in program.ftree):
         raise UsageError("regions that run in parts cannot be lowered: disable them (parts=1) first")
-    return _Lowering(program.graph).run(schedule)
+    return _Lowering(program.graph, schedule).run()
 
 
 class _Lowering:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.register: dict[Value, Register] = {}
-        self.instructions: list[Instruction] = []
-        nodes = graph.nodes.values()
-        self.reads_left = Counter(value for node in nodes for value in node.inputs)
-        self.reads_left.update(graph.outputs)  # never counted down: these live to the end
-        self.sharers = Counter(node.stream for node in nodes if node.stream is not None)
-        self.drawn: set[int] = set()
-        self.resident: set[Register] = set()
+    """Registers are numbered in order of execution: a node's outputs follow each other from `first[node]` on."""
 
-    def run(self, schedule: Schedule) -> Routine:
-        graph = self.graph
-        for node in graph.inputs:
-            self.resident.add(self._new(Value(node.id)))
+    def __init__(self, graph: Graph, schedule: Schedule) -> None:
+        self.graph = graph
+        self.inputs = graph.inputs
         nodes = graph.nodes
-        for node_id in schedule:
-            if not nodes[node_id].is_input:
-                self._compute(nodes[node_id])
-        inputs = [Value(node.id) for node in graph.inputs]
+        self.computed = [node for node in map(nodes.__getitem__, schedule) if not node.is_input]
+        self.first: dict[NodeId, Register] = {}
+        self.specs: list[TensorSpec | None] = []
+        for node in chain(self.inputs, self.computed):
+            self.first[node.id] = len(self.specs)
+            self.specs += node.outputs
+        self.reads_left = [0] * len(self.specs)
+        for node in self.computed:
+            for value in node.inputs:
+                self.reads_left[self._register(value)] += 1
+        self.outputs = tuple(map(self._register, graph.outputs))
+        for register in (*range(len(self.inputs)), *self.outputs):
+            self.reads_left[register] += 1  # never counted down: these live to the end
+        self.sharers = Counter(node.stream for node in self.computed if node.stream is not None)
+        self.drawn: set[int] = set()
+
+    def run(self) -> Routine:
+        body: list[Instruction] = []
+        for node in self.computed:
+            body += self._compute(node)
+        graph = self.graph
+        inputs = [Value(node.id) for node in self.inputs]
         return Routine(
             name=graph.name,
-            inputs=tuple(self.register[value] for value in inputs),
-            input_specs=tuple(graph.spec(value) for value in inputs),
-            input_roots=tuple(self.register[graph.root(value)] for value in inputs),
-            body=tuple(self.instructions),
-            outputs=tuple(self.register[value] for value in graph.outputs),
+            inputs=tuple(map(self._register, inputs)),
+            input_specs=tuple(map(graph.spec, inputs)),
+            input_roots=tuple(self._register(graph.root(value)) for value in inputs),
+            body=tuple(body),
+            outputs=self.outputs,
             output_names=graph.output_names,
-            values={register: value for value, register in self.register.items()},
-            input_names=tuple(node.name for node in graph.inputs),
+            values=self._values(),
+            input_names=tuple(node.name for node in self.inputs),
         )
 
-    def _new(self, value: Value) -> Register:
-        register = len(self.register)
-        self.register[value] = register
-        return register
+    def _register(self, value: Value) -> Register:
+        return self.first[value.node] + value.output
 
-    def _compute(self, node: Node) -> None:
-        inputs = tuple(self._read(value, node.id) for value in node.inputs)
-        values = [Value(node.id, i) for i in range(len(node.outputs))]
-        outputs = tuple(None if spec is None else self._new(value) for value, spec in zip(values, node.outputs))
-        record, replay = self._draw(node.stream)
-        call = self.graph.call(node)
-        self.instructions.append(Compute(node.id, call, inputs, outputs, node.origin, node.stream, record, replay))
-        dead = [register for value, register in zip(node.inputs, inputs) if self._is_last_read(value, register)]
-        dead += [r for value, r in zip(values, outputs) if r is not None and not self.reads_left[value]]
-        if dead:
-            self.instructions.append(Free(tuple(dead)))
+    def _compute(self, node: Node) -> list[Instruction]:
+        first, left, specs = self.first, self.reads_left, self.specs
+        start = first[node.id]
+        inputs, read, dead = [], [], []
+        for value in node.inputs:
+            register = first[value.node] + value.output
+            spec = specs[register]
+            if register >= start or spec is None:
+                raise InvalidGraphError("ordered", f"%{node.id} runs before %{value.node}, which it must follow")
+            inputs.append(register)
+            read.append(spec)
+            left[register] -= 1
+            if not left[register]:
+                dead.append(register)
+        outputs: list[Register | None] = []
+        for register, spec in enumerate(node.outputs, start):
+            outputs.append(None if spec is None else register)
+            if not left[register] and spec is not None:
+                dead.append(register)
+        call = Call(node.op, node.args, node.kwargs, tuple(read), node.outputs)
+        draw = (None, False, False) if node.stream is None else self._draw(node.stream)
+        compute = Compute(node.id, call, tuple(inputs), tuple(outputs), node.origin, *draw)
+        return [compute, Free(tuple(dead))] if dead else [compute]
 
-    def _read(self, value: Value, reader: NodeId) -> Register:
-        register = self.register.get(value)
-        if register is None:
-            detail = f"%{reader} runs before %{value.node}, which it must follow"
-            raise InvalidGraphError("ordered", detail)
-        return register
-
-    def _is_last_read(self, value: Value, register: Register) -> bool:
-        self.reads_left[value] -= 1
-        return not self.reads_left[value] and register not in self.resident
-
-    def _draw(self, stream: int | None) -> tuple[bool, bool]:
-        """Whether a node records the generator state of its draw, and whether it replays it."""
-        if stream is None:
-            return False, False
+    def _draw(self, stream: int) -> tuple[int, bool, bool]:
+        """The draw's number, whether this node records the generator state, whether it replays it."""
         replay = stream in self.drawn
         self.drawn.add(stream)
-        return not replay and self.sharers[stream] > 1, replay
+        return stream, not replay and self.sharers[stream] > 1, replay
+
+    def _values(self) -> dict[Register, Value]:
+        return {
+            register: Value(node.id, output)
+            for node in chain(self.inputs, self.computed)
+            for output, register in enumerate(range(self.first[node.id], self.first[node.id] + len(node.outputs)))
+            if node.outputs[output] is not None
+        }
