@@ -1,0 +1,202 @@
+"""Plans: what to run instead of eager's step, what is predicted of it, and everything that it rests on."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import msgspec
+
+import magis
+from magis.api.costs import Progress, silent
+from magis.api.costs import cost_model as cost_model
+from magis.api.models import ModelSource, resolve
+from magis.fission.tree import Program
+from magis.ir.fingerprint import digest
+from magis.ir.graph import INPUT_KINDS, Graph, Value
+from magis.ir.text import print_graph
+from magis.lower.launches import launches
+from magis.lower.lower import lower
+from magis.sim.simulate import simulate
+
+FORMAT = 1
+"""Version of the plan file; changes whenever a reader of the older version would misread it."""
+
+
+class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the plan had to keep to: latency at most `max_slowdown` times the baseline's, peak at most
+    `memory_bytes`. None: no such limit."""
+
+    max_slowdown: float | None = None
+    memory_bytes: int | None = None
+
+
+class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Predicted memory and time of one step: everything live at the worst moment; the same without what was
+    live before the step; seconds."""
+
+    peak_bytes: int
+    step_peak_bytes: int
+    latency_s: float
+
+
+class Baseline(Prediction, frozen=True, forbid_unknown_fields=True):
+    """Eager's step, and the bytes of the model's parameters."""
+
+    parameter_bytes: int
+
+
+class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the graph that runs in `parts` pieces along a dimension of that length; `nodes` of them."""
+
+    id: int
+    parent: int | None
+    dimension: str
+    length: int
+    parts: int
+    nodes: int
+
+
+class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the plan was found: seconds, states evaluated, why it stopped, and when the plan was the best."""
+
+    seconds: float
+    states: int
+    stop_reason: str
+    best_at_s: float
+
+
+class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the plan's numbers were last proven equal to eager's; `max_rel_error` is the largest error over
+    all tensors, each divided by its own scale."""
+
+    torch: str
+    device: str
+    batch: int
+    tensors: int
+    max_rel_error: float
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A plan, as it is written to its file. `model`, `sizes` and `seed` say how to build the model again.
+
+    `digest` is that of the captured step that was planned. `program` and `schedule` are text (ids in order);
+    `costs_s` the seconds of one launch of each scheduled operator, inputs left out. `costs` says in words
+    where they come from, `cost_table` identifies them. `history` is the list of (rule, site) that led from
+    the captured step to the program.
+    """
+
+    format: int = FORMAT
+    magis: str
+    torch: str
+    model: str
+    sizes: dict[str, int]
+    seed: int
+    batch: int
+    device: str
+    latency_source: Literal["simulated", "measured"]
+    costs: str
+    cost_table: str
+    limit: Limit
+    met: bool
+    baseline: Baseline
+    optimized: Prediction
+    regions: tuple[Region, ...] = ()
+    search: Search
+    history: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    certificate: Certificate | None = None
+    digest: str
+    costs_s: tuple[float, ...]
+    schedule: str
+    program: str
+
+    @property
+    def memory_ratio(self) -> float:
+        """Predicted peak, as a fraction of the baseline's."""
+        return self.optimized.peak_bytes / self.baseline.peak_bytes
+
+    @property
+    def latency_overhead(self) -> float:
+        """Predicted extra latency, as a fraction of the baseline's."""
+        return self.optimized.latency_s / self.baseline.latency_s - 1.0
+
+    def source(self) -> ModelSource:
+        """The model that was planned. Raises UsageError when it is a zoo model that does not exist."""
+        return resolve(self.model, self.sizes, self.seed)
+
+
+def make_plan(source: ModelSource, device: str = "cpu", progress: Progress = silent) -> Plan:
+    """Plans a step. Without a limit the plan is the captured step itself, in eager's order.
+
+    `device` is "cpu" (operators are measured, at first use up to a minute), a preset or a `.toml` file.
+    Raises UsageError for an unknown device or model, CaptureError when the step cannot be captured."""
+    costs = cost_model(device)
+    progress(f"capturing {source.reference}")
+    captured = source.capture()
+    program, schedule = Program(captured.graph), captured.schedule
+    routine = lower(program, schedule)
+    costs.prepare((call for call, _ in launches(routine)), progress)
+    progress("planning")
+    start = time.perf_counter()
+    found = simulate(routine, costs.latency_s, costs.workspace_bytes)
+    seconds = time.perf_counter() - start
+    predicted = (found.peak_bytes, found.step_peak_bytes, found.latency_s)
+    graph = program.graph
+    return Plan(
+        magis=magis.__version__,
+        torch=torch_version(),
+        model=source.reference,
+        sizes=dict(source.sizes),
+        seed=source.seed,
+        batch=batch_size(graph),
+        device=costs.device,
+        latency_source=costs.source,
+        costs=costs.words,
+        cost_table=costs.table_hash(),
+        limit=Limit(),
+        met=True,
+        baseline=Baseline(*predicted, bytes_by_kind(captured.graph)["parameter"]),
+        optimized=Prediction(*predicted),
+        search=Search(seconds, 1, "no limit", seconds),
+        digest=digest(captured.graph),
+        costs_s=tuple(costs.latency_s(graph.call(graph.nodes[n])) for n in schedule if not graph.nodes[n].is_input),
+        schedule=" ".join(map(str, schedule)),
+        program=print_graph(graph),
+    )
+
+
+def plan(
+    model: str,
+    *,
+    device: str = "cpu",
+    batch: int | None = None,
+    seq: int | None = None,
+    image: int | None = None,
+    seed: int = 0,
+) -> Plan:
+    """Plans a model by reference: a zoo name, `file.py:factory` or `package.module:factory`.
+
+    Raises what `make_plan` raises."""
+    sizes = {"batch": batch, "seq": seq, "image": image}
+    return make_plan(resolve(model, sizes, seed), device)
+
+
+def batch_size(graph: Graph) -> int:
+    """Length of the first dimension of the first batch tensor; 1 when there is none."""
+    shapes = (graph.spec(Value(node.id)).shape for node in graph.inputs if node.kind == "batch")
+    return next((shape[0] for shape in shapes if shape), 1)
+
+
+def bytes_by_kind(graph: Graph) -> dict[str, int]:
+    """Bytes that the caller's tensors hold, each storage once, for every kind of input."""
+    found = dict.fromkeys(INPUT_KINDS, 0)
+    for node in graph.inputs:
+        found[node.kind] += graph.spec(Value(node.id)).storage_bytes
+    return found
+
+
+def torch_version() -> str:
+    """The running PyTorch's version, such as 2.13.0+cpu."""
+    import torch
+
+    return str(torch.__version__)

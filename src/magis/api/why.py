@@ -1,0 +1,134 @@
+"""Why a step needs the memory it needs: what is live at its worst moment, by module and source line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from magis.api.costs import Progress, silent
+from magis.api.models import ModelSource
+from magis.api.plan import batch_size, bytes_by_kind
+from magis.fission.tree import Program
+from magis.ir.graph import Call, Graph, Node, NodeId, Schedule, Value
+from magis.lower.lower import lower
+from magis.ops.registry import rule_for
+from magis.sim.timeline import Lifetime, Timeline, timeline
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A step: its number, from 0, and what runs there. `module` is empty outside any module."""
+
+    step: int
+    direction: str
+    module: str
+    line: str
+    op: str
+
+
+class HotTensor(msgspec.Struct, frozen=True):
+    """One tensor that is live at the worst moment: bytes of its storage, where it was made, which step frees
+    it. `name` is its place in the program, such as `%12` or `%12.1`."""
+
+    name: str
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    born: Place
+    dies: Place
+
+
+class ModuleBytes(msgspec.Struct, frozen=True):
+    """What one module's tensors hold at the worst moment."""
+
+    module: str
+    nbytes: int
+    tensors: int
+
+
+class PeakReport(msgspec.Struct, frozen=True):
+    """The worst moment of a step (the first, if there are several).
+
+    `peak_bytes` is the sum of `residents` (by kind of input), `tensors` (largest first) and
+    `workspace_bytes`; `modules` sums up the tensors. `live_bytes` is everything live at each step.
+    """
+
+    model: str
+    batch: int
+    peak_bytes: int
+    step_peak_bytes: int
+    peak: Place
+    residents: dict[str, int]
+    workspace_bytes: int
+    tensors: tuple[HotTensor, ...]
+    modules: tuple[ModuleBytes, ...]
+    live_bytes: tuple[int, ...]
+
+
+def why(source: ModelSource, progress: Progress = silent) -> PeakReport:
+    """The report on a model's step as eager runs it. Raises UsageError and CaptureError as `make_plan` does."""
+    progress(f"capturing {source.reference}")
+    captured = source.capture()
+    return peak_report(source.reference, captured.graph, captured.schedule)
+
+
+def peak_report(model: str, graph: Graph, schedule: Schedule) -> PeakReport:
+    """The report on a program in a given order; operators' workspace as far as it follows from their definition."""
+    found = timeline(lower(Program(graph), schedule), workspace_bytes)
+    worst = found.peak_steps[0] if found.peak_steps else 0
+    hot = [life for life in found.lifetimes if life.first <= worst <= life.last and life.nbytes]
+    tensors = [_tensor(graph, found, life) for life in hot if life.value is not None]
+    tensors.sort(key=lambda tensor: (-tensor.nbytes, tensor.born.step))
+    return PeakReport(
+        model=model,
+        batch=batch_size(graph),
+        peak_bytes=found.peak_bytes,
+        step_peak_bytes=found.peak_bytes - found.resident_bytes,
+        peak=_place(graph, found, worst),
+        residents={kind: nbytes for kind, nbytes in bytes_by_kind(graph).items() if nbytes},
+        workspace_bytes=found.peak_bytes - found.resident_bytes - sum(life.nbytes for life in hot),
+        tensors=tuple(tensors),
+        modules=_modules(tensors),
+        live_bytes=found.live_bytes,
+    )
+
+
+def workspace_bytes(call: Call) -> int:
+    """What an operator allocates and frees while it runs, as far as it follows from its definition."""
+    return rule_for(call.op).workspace_bytes(call)
+
+
+def births_and_deaths(found: Timeline) -> dict[Value, Lifetime]:
+    """The lifetime of each storage, by the value that owns it."""
+    return {life.value: life for life in found.lifetimes if life.value is not None}
+
+
+def _tensor(graph: Graph, found: Timeline, life: Lifetime) -> HotTensor:
+    value = life.value
+    assert value is not None
+    spec = graph.spec(value)
+    name = f"%{value.node}" + (f".{value.output}" if len(graph.nodes[value.node].outputs) > 1 else "")
+    born, dies = _place(graph, found, life.first), _place(graph, found, life.last)
+    return HotTensor(name, life.nbytes, spec.shape, spec.dtype.value, born, dies)
+
+
+def _place(graph: Graph, found: Timeline, step: int) -> Place:
+    node = _node(graph, found.nodes, step)
+    if node is None:
+        return Place(step, "", "", "", "")
+    origin = node.origin
+    return Place(step, origin.direction, origin.module, origin.line, node.op)
+
+
+def _node(graph: Graph, nodes: Sequence[NodeId | None], step: int) -> Node | None:
+    node_id = nodes[step] if step < len(nodes) else None
+    return None if node_id is None else graph.nodes[node_id]
+
+
+def _modules(tensors: Iterable[HotTensor]) -> tuple[ModuleBytes, ...]:
+    """Sums by the module that made the tensors, largest first."""
+    found: dict[str, list[int]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.born.module, []).append(tensor.nbytes)
+    sums = [ModuleBytes(module, sum(sizes), len(sizes)) for module, sizes in found.items()]
+    return tuple(sorted(sums, key=lambda entry: -entry.nbytes))

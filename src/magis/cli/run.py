@@ -1,0 +1,134 @@
+"""`magis run PLAN`: runs a plan beside eager, proves its numbers and measures both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from magis.api.units import human_bytes, human_percent, human_seconds
+from magis.cli.options import Json, PlanPath
+from magis.cli.output import guarded_stdout, note, print_table, working, write, write_json
+from magis.errors import MagisError
+
+if TYPE_CHECKING:
+    from magis.api.plan import Plan
+    from magis.api.run import RunReport, SideMeasurement
+
+NOT_PROVEN = 4
+PAIRS = 9
+
+
+def command(
+    path: PlanPath,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, metavar="N", help="Steps of each side; overrides --pairs.")
+    ] = None,
+    pairs: Annotated[
+        int, typer.Option("--pairs", min=1, metavar="N", help="Alternating pairs of steps that are timed.")
+    ] = PAIRS,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Measure only, without the proof.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a plan beside eager, prove that the numbers are equal, and measure memory and time of both."""
+    with guarded_stdout(as_json), working(f"loading {path}") as progress:
+        from magis.api.plan_file import load_plan
+        from magis.api.run import run_plan
+
+        plan = load_plan(path)
+        report = run_plan(plan, steps=steps, pairs=pairs, check=not no_check, progress=progress)
+    _certify(plan, report, path)
+    for line in report.notes:
+        note(line)
+    if as_json:
+        write_json(contents(report))
+    else:
+        _print(plan, report)
+    if (report.proof is None and not no_check) or (report.proof is not None and not report.proof.ok):
+        raise typer.Exit(NOT_PROVEN)
+
+
+def _certify(plan: Plan, report: RunReport, path: Path) -> None:
+    """Writes what was proven into the plan file; a failed proof takes an earlier certificate away."""
+    from magis.api.plan import Certificate, torch_version
+    from magis.api.plan_file import save_plan, with_certificate
+
+    proof = report.proof
+    if proof is None or (not proof.ok and plan.certificate is None):
+        return
+    certificate = None
+    if proof.ok:
+        certificate = Certificate(torch_version(), "cpu", proof.batch, proof.tensors, proof.max_rel_error)
+    try:
+        save_plan(with_certificate(plan, certificate), path)
+    except MagisError as error:
+        note(f"the certificate is not kept: {error}")
+
+
+def contents(report: RunReport) -> dict[str, Any]:
+    """What `--json` prints."""
+    proof = report.proof
+    return {
+        "baseline": _side(report.baseline),
+        "optimized": _side(report.optimized),
+        "predicted_peak_bytes": report.predicted_peak_bytes,
+        "memory_ratio": report.memory_ratio,
+        "step_memory_ratio": report.step_memory_ratio,
+        "latency_overhead": report.latency_overhead,
+        "proof": proof
+        and {
+            "ok": proof.ok,
+            "max_rel_error": proof.max_rel_error,
+            "tensors": proof.tensors,
+            "batch": proof.batch,
+        },
+    }
+
+
+def _side(side: SideMeasurement) -> dict[str, Any]:
+    return {
+        "peak_bytes": side.peak_bytes,
+        "step_peak_bytes": side.step_peak_bytes,
+        "latency_s": side.latency_s,
+        "resident_growth_bytes": side.resident_growth_bytes,
+    }
+
+
+def _print(plan: Plan, report: RunReport) -> None:
+    before, after = report.baseline, report.optimized
+    times = "pair" if report.pairs == 1 else "pairs"
+    write(f"{plan.model}, measured on cpu, one thread, {report.pairs} alternating {times} of steps\n\n")
+    rows = [
+        ("peak memory", human_bytes(before.peak_bytes), human_bytes(after.peak_bytes), f"{report.memory_ratio:.1%}"),
+        (
+            "  of the step",
+            human_bytes(before.step_peak_bytes),
+            human_bytes(after.step_peak_bytes),
+            f"{report.step_memory_ratio:.1%}",
+        ),
+        ("  predicted", "", human_bytes(report.predicted_peak_bytes), ""),
+        ("  process growth", _growth(before), _growth(after), ""),
+        ("CPU time", _time(before), _time(after), human_percent(report.latency_overhead)),
+    ]
+    print_table(("", "eager", "planned", ""), rows, right=("eager", "planned"))
+    write(f"\n{proof_line(report)}\n")
+
+
+def _growth(side: SideMeasurement) -> str:
+    return "unknown" if side.resident_growth_bytes is None else human_bytes(side.resident_growth_bytes)
+
+
+def _time(side: SideMeasurement) -> str:
+    return f"{human_seconds(side.latency_s)} (spread {human_seconds(side.latency_spread_s)})"
+
+
+def proof_line(report: RunReport) -> str:
+    """The proof in one line."""
+    proof = report.proof
+    if proof is None:
+        return "not proven"
+    compared = f"{proof.tensors} tensors at batch {proof.batch}, largest relative error {proof.max_rel_error:.2g}"
+    if proof.ok:
+        return f"proven equal to eager: {compared}"
+    return f"PROOF FAILED: {compared}; {'; '.join(proof.failures[:3]) or 'no tensor named'}"
