@@ -193,6 +193,8 @@ def attention_gradient(of_queries: bool) -> Enumeration:
 
     def terms(call: Call, tensors: Tensors) -> torch.Tensor:
         grad, q, k, v, out, sums = (_have(call, tensors, place) for place in range(6))
+        shared = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
         given = dict(call.kwargs).get("scale")
         scale = float(given) if isinstance(given, float) else 1 / sqrt(q.shape[-1])
         scores = torch.einsum("bhid,bhjd->bhij", q, k) * scale
@@ -208,7 +210,8 @@ def attention_gradient(of_queries: bool) -> Enumeration:
         other = k if of_queries else q
         first = torch.einsum(forms[0], weights, grad, v, other)
         second = -torch.einsum(forms[1], weights, grad, out, other)
-        return torch.cat([first.flatten(4), second.flatten(4)], -1)
+        found = torch.cat([first.flatten(4), second.flatten(4)], -1)
+        return found if of_queries else found.unflatten(1, (-1, shared)).movedim(2, -1).flatten(4)
 
     return terms
 

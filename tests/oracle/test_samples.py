@@ -14,6 +14,7 @@ from magis.ops.registry import rules
 from magis.ops.rule import OpRule, Sample
 from oracle.enumerated import rms_backward, rms_weight
 from oracle.run import Case, case_of, check, cost_problems
+from oracle.storage import storage_problems
 from oracle.terms import term_problems, widened
 
 OTHER_DEVICES = (
@@ -71,7 +72,7 @@ def test_rule_agrees_with_execution(op: str) -> None:
     assert samples()[op], "no sample"
     for sample in samples()[op]:
         case = case_of(sample)
-        assert not [*check(case), *term_problems(case)], sample
+        assert not [*check(case), *storage_problems(case), *term_problems(case)], sample
 
 
 @pytest.mark.parametrize("op", [op for op in OTHER_DEVICES if op not in WITHOUT_META])

@@ -65,6 +65,13 @@ def given(call: Call, tensors: Sequence[Any], position: int, name: str) -> Any:
     return tensors[value.index] if isinstance(value, Slot) else None
 
 
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of tensors of these shapes together."""
+    rank = max((len(shape) for shape in shapes), default=0)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(next((n for n in lengths if n != 1), 1) for lengths in zip(*padded))
+
+
 def wrapped(dims: tuple[int, ...], rank: int) -> tuple[int, ...]:
     """Dimensions counted from the end turned into dimensions counted from the start."""
     return tuple(dim % rank if rank else 0 for dim in dims)

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any, ClassVar
 
-from magis.ir.args import Slot
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
-from magis.ops.arguments import flag_at, given, input_at, int_at, number_at, output_at, overloads
-from magis.ops.rule import Gemm, Kernel, OpRule, Sample, T, argument, square, stored_bytes
+from magis.ops.arguments import flag_at, given, input_at, number_at, output_at, overloads
+from magis.ops.rule import Gemm, Kernel, OpRule, Sample, T, square, stored_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class AttentionShape:
     """Lengths of queries and keys, widths of keys and values, for each of `heads` independent products."""
 
     heads: int
@@ -53,20 +52,20 @@ class Attention(OpRule):
         _scaled_dot_product_fused_attention_overrideable.default
     """)
     first: ClassVar[int] = 0  # where q stands
-    _dropout: ClassVar[dict[str, int]] = {"cudnn": 5, "efficient": 5, "flash": 3, "overrideable": 4}
+    dropout_places: ClassVar[dict[str, int]] = {"cudnn": 5, "efficient": 5, "flash": 3, "overrideable": 4}
 
     def dropout(self, call: Call) -> float:
         """The probability with which weights are dropped."""
-        place = next(place for kind, place in self._dropout.items() if kind in call.op)
+        place = next(place for kind, place in self.dropout_places.items() if kind in call.op)
         return number_at(call, place, "dropout_p", 0.0)
 
     def draws(self, call: Call) -> bool:
         return self.dropout(call) > 0
 
-    def shape(self, call: Call) -> _Shape:
+    def shape(self, call: Call) -> AttentionShape:
         """Its sizes; queries may have more heads than keys."""
         q, k, v = (input_at(call, self.first + place, "").shape for place in range(3))
-        return _Shape(q[0] * q[1], q[2], k[2], q[-1], v[-1])
+        return AttentionShape(q[0] * q[1], q[2], k[2], q[-1], v[-1])
 
     def kernels(self, call: Call) -> tuple[Kernel, ...]:
         q, k, v = (input_at(call, self.first + place, "") for place in range(3))
@@ -80,6 +79,7 @@ class Attention(OpRule):
         if output or not call.op.endswith("_for_cpu.default") or self.draws(call):
             return None
         q, k, v = (given(call, tensors, place, "") for place in range(3))
+        k, v = _for_each_query_head(k, q), _for_each_query_head(v, q)
         return square(torch.softmax(_scores(torch, call, tensors, q, k, 4), -1)) @ square(v)
 
     def samples(self) -> Iterable[Sample]:
@@ -89,12 +89,18 @@ class Attention(OpRule):
         yield Sample(op, (q, q, q, 0.0, True))
         yield Sample(op, (q, k, k), (("attn_mask", T((2, 1, 4, 5))), ("scale", 0.5)))
         yield Sample(op, (half, half, half))
+        yield Sample(op, (T((2, 4, 4, 8)), T((2, 2, 5, 8)), T((2, 2, 5, 8))))
         strided = T((2, 3, 4, 8), strides=(96, 8, 24, 1))
         yield Sample(op, (strided, strided, strided))
         yield Sample("aten._scaled_dot_product_flash_attention.default", (half, half, half, 0.0, True))
         yield Sample("aten._scaled_dot_product_efficient_attention.default", (q, q, q, None, True))
         yield Sample("aten._scaled_dot_product_cudnn_attention.default", (half, half, half, None, True))
         yield Sample("aten._scaled_dot_product_fused_attention_overrideable.default", (q, q, q))
+
+
+def _for_each_query_head(x: Any, q: Any) -> Any:
+    """Keys or values, repeated where several heads of queries share one."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1) if x.shape[1] != q.shape[1] else x
 
 
 def _scores(torch: Any, call: Call, tensors: Sequence[Any], q: Any, k: Any, causal: int) -> Any:
@@ -120,6 +126,7 @@ class AttentionBackward(Attention):
         _scaled_dot_product_fused_attention_overrideable_backward.default
     """)
     first = 1
+    heads_dim: ClassVar[int] = -3
 
     def draws(self, call: Call) -> bool:
         return False
@@ -133,21 +140,32 @@ class AttentionBackward(Attention):
 
     def terms(self, call: Call, output: int) -> int:
         shape = self.shape(call)
-        if output == 2:
-            return shape.queries
-        return (shape.keys if output == 0 else shape.queries) + 2 * shape.value_width
+        if output == 0:
+            return shape.keys + 2 * shape.value_width
+        summed = shape.queries * self.shared_by(call)
+        return summed if output == 2 else summed + 2 * shape.value_width
+
+    def shared_by(self, call: Call) -> int:
+        """How many heads of queries share a head of keys."""
+        q, k = (input_at(call, self.first + place, "").shape for place in range(2))
+        return q[self.heads_dim] // max(k[self.heads_dim], 1)
 
     def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
         """The gradient of a score is `p * (grad . v - grad . out)`, expanded into the terms of both products."""
         if not call.op.endswith("_for_cpu_backward.default"):
             return None
-        grad, q, k, v, out, sums = (given(call, tensors, place, "") for place in range(6))
+        grad, q, keys, values, out, sums = (given(call, tensors, place, "") for place in range(6))
+        k, v = _for_each_query_head(keys, q), _for_each_query_head(values, q)
         weights = square((_scores(torch, call, tensors, q, k, 7) - sums.unsqueeze(-1)).exp())
         if output == 2:
-            return weights.mT @ square(grad)
+            return self._for_each_key_head(weights.mT @ square(grad), keys)
         inner = square(grad) @ square(v).mT + (square(grad) * square(out)).sum(-1, keepdim=True)
         scores = weights * inner * number_at(call, 99, "scale", 1 / sqrt(q.shape[-1])) ** 2
-        return scores @ square(k) if output == 0 else scores.mT @ square(q)
+        return scores @ square(k) if output == 0 else self._for_each_key_head(scores.mT @ square(q), keys)
+
+    def _for_each_key_head(self, squares: Any, keys: Any) -> Any:
+        """Summed over the heads of queries that share a head of keys."""
+        return squares.unflatten(1, (keys.shape[1], -1)).sum(2)
 
     def samples(self) -> Iterable[Sample]:
         op = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
@@ -155,6 +173,9 @@ class AttentionBackward(Attention):
         yield Sample(op, (q, q, k, k, q, sums, 0.0, False))
         yield Sample(op, (q, q, q, q, q, sums, 0.0, True))
         yield Sample(op, (q, q, k, k, q, sums, 0.0, False), (("attn_mask", T((2, 3, 4, 5))), ("scale", 0.5)))
+        q, k = T((2, 4, 3, 8)), T((2, 2, 5, 8))
+        yield Sample(op, (q, q, k, k, q, T((2, 4, 3)), 0.0, False))
+        q = T((2, 3, 4, 8))
         seed, half, ints = T((), DType.I64), T((2, 3, 4, 8), DType.BF16), T((3,), DType.I32)
         yield Sample(
             "aten._scaled_dot_product_flash_attention_backward.default",
@@ -183,56 +204,4 @@ class AttentionBackward(Attention):
                 0.0,
                 False,
             ),
-        )
-
-
-def _joined(call: Call, first: int, starts: int) -> _Shape:
-    """Sizes where q is [batch, length, heads, width], or holds all sequences one after another as
-    [length, heads, width], their starts given: then each counts as the longest."""
-    q, k, v = (input_at(call, first + place, "").shape for place in range(3))
-    given_starts = argument(call, starts, "")
-    if not isinstance(given_starts, Slot):
-        return _Shape(q[0] * q[2], q[1], k[1], q[-1], v[-1])
-    sequences = call.inputs[given_starts.index].shape[0] - 1
-    longest = (int_at(call, starts + 2, ""), int_at(call, starts + 3, ""))
-    return _Shape(sequences * q[-2], *longest, q[-1], v[-1])
-
-
-class JoinedAttention(Attention):
-    """The kernels under the operators above: other layout, sequences of several lengths."""
-
-    ops = overloads("_efficient_attention_forward.default _flash_attention_forward.default")
-    _dropout: ClassVar[dict[str, int]] = {"efficient": 8, "flash": 7}
-
-    def shape(self, call: Call) -> _Shape:
-        return _joined(call, 0, 4 if "efficient" in call.op else 3)
-
-    def samples(self) -> Iterable[Sample]:
-        half, starts = T((2, 4, 3, 8), DType.BF16), T((3,), DType.I32)
-        op = "aten._flash_attention_forward.default"
-        yield Sample(op, (half, half, half, None, None, 4, 4, 0.0, False, False))
-        packed = T((8, 3, 8), DType.BF16)
-        yield Sample(op, (packed, packed, packed, starts, starts, 4, 4, 0.0, True, False))
-        op = "aten._efficient_attention_forward.default"
-        yield Sample(op, (half, half, half, None, None, None, None, None, 0.0, 0, True))
-
-
-class JoinedAttentionBackward(AttentionBackward):
-    """Their gradients."""
-
-    ops = overloads("_efficient_attention_backward.default _flash_attention_backward.default")
-
-    def shape(self, call: Call) -> _Shape:
-        return _joined(call, 1, 6)
-
-    def samples(self) -> Iterable[Sample]:
-        half, sums, seed = T((2, 4, 3, 8), DType.BF16), T((2, 3, 4)), T((), DType.I64)
-        same = (half, half, half, half)
-        yield Sample(
-            "aten._flash_attention_backward.default",
-            (*same, half, sums, None, None, 4, 4, 0.0, False, seed, seed),
-        )
-        yield Sample(
-            "aten._efficient_attention_backward.default",
-            (*same, None, half, None, None, 4, 4, sums, 0.0, seed, seed, 0, False),
         )

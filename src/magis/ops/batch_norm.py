@@ -9,7 +9,7 @@ from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import flag_at, given, input_at, number_at, overloads
 from magis.ops.normalize import centred, centred_gradient
-from magis.ops.rule import OpRule, Sample, T, square, tensor_argument
+from magis.ops.rule import OpRule, Sample, T, argument, square, tensor_argument
 
 
 def _across(x: Any) -> list[int]:
@@ -137,6 +137,12 @@ class BatchNormBackward(OpRule):
         if output == 0:
             return 2 * count + 1 if self.training(call) else 1
         return count
+
+    def storage_bytes(self, call: Call, output: int) -> int:
+        """Nothing for a gradient that is not asked for, though its type is traced."""
+        mask = argument(call, 9, "output_mask")
+        asked = not isinstance(mask, tuple) or bool(mask[output])
+        return super().storage_bytes(call, output) if asked else 0
 
     def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
         source, x, weight = (given(call, tensors, place, "") for place in (self.grad, self.source, 2))

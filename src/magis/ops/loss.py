@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any, ClassVar
 
 from magis.ir.args import Slot
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
-from magis.ops.arguments import given, input_at, int_at, overloads
+from magis.ops.arguments import broadcast, given, input_at, int_at, output_at, overloads
 from magis.ops.rule import Kernel, OpRule, Sample, T, compute_dtype, read_bytes, square, written_bytes
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -34,6 +35,14 @@ class Loss(OpRule):
 
     def terms(self, call: Call, output: int) -> int:
         return 1 if self.reduction(call) == NONE else input_at(call, 0, "self").numel
+
+    def storage_bytes(self, call: Call, output: int) -> int:
+        """Most kernels write every element's loss and reduce it in place: the scalar keeps that storage."""
+        spec = output_at(call, output)
+        if "huber" in call.op or "with_logits" in call.op:
+            return spec.storage_bytes
+        x, target = input_at(call, 0, "self").shape, input_at(call, 1, "target").shape
+        return max(spec.storage_bytes, prod(broadcast(x, target)) * spec.dtype.nbytes)
 
     def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
         if self.reduction(call) == NONE:

@@ -209,6 +209,10 @@ class WindowsBackward(OpRule):
     def terms(self, call: Call, output: int) -> int:
         return prod(ints_at(call, 2, "kernel_size"))
 
+    def storage_bytes(self, call: Call, output: int) -> int:
+        """The kernel allocates the columns' size first and keeps it."""
+        return max(input_at(call, 0, "self").nbytes, output_at(call, output).storage_bytes)
+
     def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
         return torch.ops.aten.col2im.default(square(tensors[0]), *call.args[1:])
 

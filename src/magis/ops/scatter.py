@@ -6,13 +6,13 @@ In-place forms, which touch only what they write, are with the in-place writes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import ceil
+from math import ceil, prod
 from typing import Any, ClassVar
 
 from magis.ir.args import Slot, substitute
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
-from magis.ops.arguments import flag_at, given, input_at, int_at, number_at, overloads
+from magis.ops.arguments import broadcast, flag_at, given, input_at, int_at, number_at, overloads
 from magis.ops.rule import OpRule, Sample, T, argument, square
 
 X, COLUMN = T((5, 4)), T((3,), DType.I64, 4)
@@ -75,7 +75,7 @@ class IndexPut(OpRule):
         indices = argument(call, 1, "indices")
         slots = indices if isinstance(indices, tuple) else (indices,)
         shapes = [call.inputs[item.index].shape for item in slots if isinstance(item, Slot)]
-        return 1 + _broadcast_numel(shapes)
+        return 1 + prod(broadcast(*shapes))
 
     def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
         if not self.accumulates(call):
@@ -93,15 +93,6 @@ class IndexPut(OpRule):
         yield Sample("aten.index_put.default", (X, (None, COLUMN), T((5, 3)), True))
         yield Sample("aten.index_put.default", (X, (T((1,), DType.I64, 5),), T(())))
         yield Sample("aten.put.default", (X, T((3,), DType.I64, 20), T((3,)), True))
-
-
-def _broadcast_numel(shapes: list[tuple[int, ...]]) -> int:
-    """Elements of tensors of these shapes broadcast together."""
-    rank = max((len(shape) for shape in shapes), default=0)
-    count = 1
-    for dim in range(1, rank + 1):
-        count *= max(shape[-dim] for shape in shapes if len(shape) >= dim)
-    return count
 
 
 class ScatterAdd(OpRule):
