@@ -8,7 +8,8 @@ Numbers of nodes and origins do not enter.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from magis.ir.graph import Graph, Node, NodeId
@@ -87,10 +88,42 @@ def _with_users(graph: Graph, node_id: NodeId, ups: Mapping[NodeId, int]) -> int
 
 
 def digest(graph: Graph) -> str:
-    """A cryptographic digest of the whole program, nodes renumbered in order, origins left out (32 hex digits)."""
-    number = {node.id: NodeId(i) for i, node in enumerate(graph.nodes_in_order())}
+    """A cryptographic digest of the whole program, however its nodes are numbered (32 hex digits). Origins stay out."""
+    number = {node_id: NodeId(i) for i, node_id in enumerate(_canonical_order(graph))}
     text = print_graph(renumber(graph, number), origins=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _canonical_order(graph: Graph) -> Iterator[NodeId]:
+    """Nodes after their producers, in an order that their calls, all that they depend on and all that depends on
+    them decide; equals among them follow their producers."""
+    nodes = graph.nodes_in_order()
+    ups: dict[NodeId, int] = {}
+    for node in nodes:
+        reads = ",".join(f"{ups[value.node]}.{value.output}" for value in node.inputs)
+        ups[node.id] = _hash(f"{_label(node)}({reads})")
+    uses: dict[NodeId, list[tuple[int, int, int]]] = {node.id: [] for node in nodes}
+    for place, value in enumerate(graph.outputs):
+        uses[value.node].append((0, place, value.output))
+    downs: dict[NodeId, int] = {}
+    for node in reversed(nodes):
+        downs[node.id] = _hash(f"{ups[node.id]}<{sorted(uses[node.id])}")
+        for place, value in enumerate(node.inputs):
+            uses[value.node].append((downs[node.id], place, value.output))
+    missing = {node.id: len({value.node for value in node.inputs}) for node in nodes}
+    ready: list[tuple[int, tuple[tuple[int, int], ...], NodeId]] = []
+    ready += [(downs[n], (), n) for n, count in missing.items() if not count]
+    heapq.heapify(ready)
+    number: dict[NodeId, int] = {}
+    while ready:
+        _, _, node_id = heapq.heappop(ready)
+        number[node_id] = len(number)
+        yield node_id
+        for user in graph.users[node_id]:
+            missing[user] -= 1
+            if not missing[user]:
+                places = tuple((number[v.node], v.output) for v in graph.nodes[user].inputs)
+                heapq.heappush(ready, (downs[user], places, user))
 
 
 def renumber(graph: Graph, number: Mapping[NodeId, NodeId]) -> Graph:

@@ -24,6 +24,7 @@ from magis.ir.dtype import DType
 from magis.ir.graph import Graph, Node, NodeId, Origin, TensorSpec, Value, contiguous_strides
 
 _SEPARATOR = " | "
+_NOTHING = "()"  # the type of an operator without results
 
 
 def print_graph(graph: Graph, notes: Mapping[NodeId, str] | None = None, origins: bool = True) -> str:
@@ -42,7 +43,7 @@ def print_node(node: Node) -> str:
     """One node as a line, without its comment."""
     written = [_arg(value, node) for value in node.args]
     written += [f"{name}={_arg(value, node)}" for name, value in node.kwargs]
-    types = ", ".join(print_spec(spec) for spec in node.outputs)
+    types = ", ".join(print_spec(spec) for spec in node.outputs) or _NOTHING
     draw = "" if node.stream is None else f" draw {node.stream}"
     return f"%{node.id} = {node.op}({', '.join(written)}) : {types}{draw}"
 
@@ -68,8 +69,13 @@ def print_spec(spec: TensorSpec | None) -> str:
 def _comment(origin: Origin, note: str) -> str:
     if origin == Origin() and not note:
         return ""
-    parts = [origin.direction, origin.module, origin.line]
+    parts = [_plain(part) for part in (origin.direction, origin.module, origin.line)]
     return _SEPARATOR.join([*parts, note] if note else parts)
+
+
+def _plain(text: str) -> str:
+    """Text that stays on its line and within its part of a comment."""
+    return "".join(c if c.isprintable() and c != _SEPARATOR.strip() else " " for c in text).strip()
 
 
 def _value(value: Value) -> str:
@@ -103,6 +109,7 @@ _TOKEN = re.compile(
 )
 _NODE = re.compile(r"\s*%(\d+) = ([\w.:]+)\((.*)\) : (\S+(?:, \S+)*?)(?: draw (\d+))?\s*$")
 _SPEC = re.compile(r"(\w+)\[([\d,]*)\](?:\{([\d,]*)\})?(?:\+(\d+))?(?:\^(\d+))?(?:@([\w:]+))?(?:&(\d+)(!)?)?$")
+_OUTPUT = r'("(?:[^"\\]|\\.)*")=(%\d+(?:\.\d+)?)'
 _DTYPES = {dtype.value: dtype for dtype in DType}
 _WORDS: dict[str, Arg] = {"None": None, "True": True, "False": False}
 
@@ -121,6 +128,8 @@ def parse_graph(text: str) -> Graph:
                 outputs = list(_outputs(line))
             elif line != "}":
                 node = _parse_node(line)
+                if node.id in nodes:
+                    raise ValueError(f"%{node.id} is defined twice")
                 nodes[node.id] = node
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise PlanError(f"line {number} of the program cannot be read ({error}): {line.strip()[:80]}") from None
@@ -138,8 +147,11 @@ def _graph_name(line: str) -> str:
 
 
 def _outputs(line: str) -> Iterator[tuple[str, Value]]:
-    for match in re.finditer(r"(\"(?:[^\"\\]|\\.)*\")=(%\d+(?:\.\d+)?)", line):
-        yield str(json.loads(match[1])), _read_value(match[2])
+    written = line.removeprefix("  return").strip()
+    if not re.fullmatch(rf"(?:{_OUTPUT}(?:, {_OUTPUT})*)?", written):
+        raise ValueError('expected `return "name"=%id, ...`')
+    for name, value in re.findall(_OUTPUT, written):
+        yield str(json.loads(name)), _read_value(value)
 
 
 def _read_value(text: str) -> Value:
@@ -151,7 +163,7 @@ def _split_comment(line: str) -> tuple[str, str]:
     """Code and comment of a line; a `#` inside a string is not a comment."""
     code = re.match(r"(?:[^\"#]|\"(?:[^\"\\]|\\.)*\")*", line)
     end = code.end() if code else len(line)
-    return line[:end].rstrip(), line[end:].lstrip("# ")
+    return line[:end].rstrip(), line[end:].removeprefix("# ")
 
 
 def _parse_node(line: str) -> Node:
@@ -162,7 +174,7 @@ def _parse_node(line: str) -> Node:
     node_id, op, written, types, draw = match.groups()
     reader = _ArgReader(written)
     args, kwargs = reader.read_call()
-    specs = tuple(_parse_spec(spec) for spec in types.split(", "))
+    specs = () if types == _NOTHING else tuple(_parse_spec(spec) for spec in types.split(", "))
     parts = comment.split(_SEPARATOR) if comment else []
     origin = Origin(parts[1], parts[2], parts[0]) if len(parts) >= 3 else Origin()
     stream = int(draw) if draw else None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from magis.errors import InvalidGraphError
 from magis.ir.args import slots
 from magis.ir.graph import INPUT_KINDS, Graph, Node, Schedule, Value
-from magis.ir.structure import order_violation, topological_order
+from magis.ir.structure import order_violation, readers_before_write, topological_order
 
 
 def verify(graph: Graph, schedule: Schedule | None = None) -> None:
@@ -21,14 +21,16 @@ def verify(graph: Graph, schedule: Schedule | None = None) -> None:
     if schedule is not None:
         violation = order_violation(graph, schedule)
         if violation is not None:
-            broken = "no read after write" if _is_write(graph, violation) else "ordered"
-            raise InvalidGraphError(broken, violation)
+            late = next(_read_after_write(graph, schedule), None)
+            raise InvalidGraphError("no read after write" if late else "ordered", late or violation)
 
 
-def _is_write(graph: Graph, detail: str) -> bool:
-    """Whether the order error is about a node that writes in place."""
-    ids = [int(word.strip("%,")) for word in detail.split() if word.startswith("%")]
-    return any(i in graph.nodes and graph.nodes[i].writes for i in ids)  # type: ignore[index]
+def _read_after_write(graph: Graph, schedule: Schedule) -> Iterator[str]:
+    position = {node_id: place for place, node_id in enumerate(schedule)}
+    for writer, readers in readers_before_write(graph).items():
+        for reader in readers:
+            if position.get(reader, -1) > position.get(writer, len(position)):
+                yield f"%{reader} runs after %{writer}, which overwrites what it reads"
 
 
 def _known_values(graph: Graph) -> Iterator[str]:
