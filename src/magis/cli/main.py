@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -50,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command line and exits: 0 done, 1 other error, 2 usage, 3 limit not met, 4 proof failed or
     missing, 130 interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    if not sys.warnoptions:
-        warnings.simplefilter("ignore")
+    if not _wants_traceback():
+        _only_our_words()
     code = _exit_code(given)
     try:
         sys.stdout.flush()
@@ -92,8 +93,19 @@ def _unexpected(error: Exception) -> int:
     return _failed(error, f"a defect of magis, not of your model: {what[:200]}; {hint}", FAILED)
 
 
+def _wants_traceback() -> bool:
+    return os.environ.get(TRACEBACK, "") not in ("", "0")
+
+
+def _only_our_words() -> None:
+    """Silences warnings of other packages, and the traceback that PyTorch logs for an error that it raises too."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True
+
+
 def _failed(error: BaseException, message: str, code: int) -> int:
-    if os.environ.get(TRACEBACK, "") not in ("", "0"):
+    if _wants_traceback():
         traceback.print_exception(error)
     _say(message)
     return code
