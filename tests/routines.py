@@ -41,6 +41,7 @@ class RoutineBuilder:
         self.inputs: list[Reg] = []
         self.bodies: list[list[Instruction]] = [[]]
         self.nodes = 0
+        self.draw: tuple[int, bool, bool] = (0, False, False)
 
     def input(self, tensor: torch.Tensor) -> Reg:
         """A tensor of the caller's."""
@@ -65,7 +66,11 @@ class RoutineBuilder:
         inputs = tuple(value.node for value in node.inputs)
         call = Call(name, node.args, node.kwargs, tuple(spec_of(self.tensors[r]) for r in inputs), node.outputs)
         outputs = tuple(None if result is None else self._new(result) for result in flat)
-        self._add(Compute(NodeId(self.nodes), call, inputs, outputs))
+        compute = Compute(NodeId(self.nodes), call, inputs, outputs)
+        if torch.Tag.nondeterministic_seeded in overload(name).tags:
+            number, record, replay = self.draw
+            compute = replace(compute, draw=number, record=record, replay=replay)
+        self._add(compute)
         self.nodes += 1
         return outputs if isinstance(out, (tuple, list)) else outputs[0]
 
@@ -284,6 +289,46 @@ def straight_into_total() -> tuple[Routine, list[torch.Tensor], Any]:
     return build.routine(total), [x, w], lambda x, w: (x @ w,)
 
 
+def half_precision() -> tuple[Routine, list[torch.Tensor], Any]:
+    """Partial sums in bfloat16, their total in float32, rounded once at the end."""
+    torch.manual_seed(5)
+    x, w = torch.randn(3, 8).bfloat16(), torch.randn(8, 2).bfloat16()
+    build = RoutineBuilder()
+    rx, rw = build.input(x), build.input(w)
+    total = build.allocate((3, 2), 0)
+    with build.loop(2):
+        build.accumulate(total, build.op("aten.mm.default", build.slice(rx, Piece(1, 4)), build.slice(rw, Piece(0, 4))))
+    rounded = build.op("aten._to_copy.default", total, dtype=torch.bfloat16)
+
+    def whole(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (((x[:, :4] @ w[:4]).float() + (x[:, 4:] @ w[4:]).float()).bfloat16(),)
+
+    return build.routine(rounded), [x, w], whole
+
+
+def recomputed_draws() -> tuple[Routine, list[torch.Tensor], Any]:
+    """Dropout within each part, drawn again for the second result of the part."""
+    build = RoutineBuilder()
+    x = torch.ones(6, 4)
+    rx = build.input(x)
+    once, again, other = build.allocate((6, 4)), build.allocate((6, 4)), build.allocate((6, 4))
+    piece = Piece(0, 2)
+    with build.loop(3):
+        part = build.slice(rx, piece)
+        for number, (out, record, replay) in {0: (once, True, False), 1: (other, False, False)}.items():
+            build.draw = (number, record, replay)
+            build.write(out, build.op("aten.native_dropout.default", part, 0.5, True)[0], piece)
+        build.draw = (0, False, True)
+        build.write(again, build.op("aten.native_dropout.default", part, 0.5, True)[0], piece)
+
+    def whole(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pairs = [[torch.native_dropout(part, 0.5, True)[0] for _ in range(2)] for part in x.split(2)]
+        first, second = (torch.cat(parts) for parts in zip(*pairs))
+        return first, first, second
+
+    return build.routine(once, again, other), [x], whole
+
+
 LOOPS = {
     "batch": mlp_by_batch,
     "uneven": lambda: mlp_by_batch(10, 3, 1),
@@ -291,4 +336,6 @@ LOOPS = {
     "tiles": tiles,
     "inner atom": inner_atom,
     "straight": straight_into_total,
+    "half precision": half_precision,
+    "recomputed draws": recomputed_draws,
 }
