@@ -107,8 +107,11 @@ def _results(traced: Trace, converter: Converter, rank: _Rank) -> tuple[dict[str
         if node is None or (role == "mutation" and converter.value_of[node] == _input(traced, converter, target)):
             continue
         value = converter.value_of[node]
-        if role == "output":
-            outputs[traced.output_names[target]] = value
+        name = traced.output_names[target] if role == "output" else ""
+        if name.startswith("buffer:"):
+            _write_back(converter, converter.input_of["buffer", name.removeprefix("buffer:")], value, rank)
+        elif role == "output":
+            outputs[name] = value
         elif role == "gradient":
             _accumulate(converter, gradients, _input(traced, converter, target), value, rank)
         elif role == "mutation":

@@ -39,7 +39,8 @@ class Converter:
         self.input_of: dict[tuple[str, str], Value] = {}
         self._of_tensor: dict[int, Value] = {}
         self._owner_of_storage: dict[int, Value] = {}
-        self._storage: dict[Value, int] = {}
+        self._storage: dict[Value, int] = {}  # the traced storage in which each value lies
+        self._same_storage: dict[int, int] = {}  # traced storages that are one when the graph runs
         self.written_back: list[tuple[NodeId, NodeId]] = []  # (write into a buffer, maker of its contents)
         self._draws = 0
 
@@ -70,7 +71,8 @@ class Converter:
             self._of_tensor[id(original)] = known
             self._owner_of_storage.setdefault(storage, known)
         if traced is not None:
-            self._storage.setdefault(known, traced.untyped_storage()._cdata)
+            storage = traced.untyped_storage()._cdata
+            self._same_storage[storage] = self._storage.setdefault(known, storage)
         self.input_of[kind, name] = known
         return known
 
@@ -90,11 +92,20 @@ class Converter:
             return
         op = op_name(node.target)
         if op in _PASS_THROUGH or (op == "aten.clone.default" and self._is_idle_clone(node)):
-            self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
+            self._pass_through(node)
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(f"{_origin(node).module or 'the step'}: {node.target} is no plain operator of PyTorch")
         self._operator(node, op)
+
+    def _pass_through(self, node: torch.fx.Node) -> None:
+        """The node's result is its argument, whatever storage tracing gave it."""
+        value = self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
+        self._same_storage[node.meta["val"].untyped_storage()._cdata] = self._storage[value]
+
+    def _storage_of(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()._cdata
+        return self._same_storage.get(storage, storage)
 
     def _is_idle_clone(self, node: torch.fx.Node) -> bool:
         """Whether a clone keeps layout and copies a temporary: tracing makes one of each idle dropout.
@@ -117,7 +128,7 @@ class Converter:
         kwargs: tuple[tuple[str, Arg], ...] = (("dtype", spec.dtype), ("device", Symbol("device", spec.device)))
         origin = Origin("", "", "backward")
         made = Value(self.edit.add("aten.full.default", (), [spec], (spec.shape, 1.0), kwargs, origin=origin))
-        self._storage[made] = node.meta["val"].untyped_storage()._cdata
+        self._storage[made] = self._storage_of(node.meta["val"])
         return made
 
     def _getitem(self, node: torch.fx.Node) -> None:
@@ -126,6 +137,9 @@ class Converter:
         self.value_of[node] = found[index] if isinstance(found, tuple) else found
 
     def _operator(self, node: torch.fx.Node, op: str) -> None:
+        if op == "aten.bernoulli.p" and not node.meta["val"].is_contiguous():
+            self._permuted_mask(node)
+            return
         inputs: list[Value] = []
         args = tuple(self._template(a, inputs) for a in node.args)
         kwargs = tuple((k, self._template(a, inputs)) for k, a in node.kwargs.items())
@@ -142,10 +156,30 @@ class Converter:
         values = tuple(Value(node_id, i) if isinstance(item, torch.Tensor) else item for i, item in enumerate(results))
         for item, value in zip(results, values):
             if isinstance(value, Value):
-                self._storage[value] = item.untyped_storage()._cdata
+                self._storage[value] = self._storage_of(item)
         self.value_of[node] = values if isinstance(result, (tuple, list)) else values[0]
         if written:
             self.written_back.append((node_id, max(value.node for value in inputs[1:])))
+
+    def _permuted_mask(self, node: torch.fx.Node) -> None:
+        """A random mask in another memory order: drawn row-major, seen through a permutation.
+
+        (`bernoulli` itself has no memory order; eager fills an `empty_like` of its input in place.)"""
+        source: Any = node.args[0]
+        value, origin = self.value_of[source], _origin(node)
+        result = spec_of(node.meta["val"])
+        order = sorted(range(len(result.shape)), key=lambda d: (-result.strides[d], -result.shape[d], d))
+        back = tuple(order.index(d) for d in range(len(order)))
+        add, permuted = self.edit.add, _permuted(self._spec(value), order)
+        view = Value(add("aten.permute.default", [value], [permuted], (Slot(0), tuple(order)), origin=origin))
+        drawn = _permuted(replace(result, alias_of=None), order)
+        drawn = replace(drawn, alias_of=None, storage_bytes=result.storage_bytes)
+        args = (Slot(0), *map(literal, node.args[1:]))
+        mask = add("aten.bernoulli.p", [view], [drawn], args, stream=self._next_draw(), origin=origin)
+        seen = replace(result, alias_of=0, storage_bytes=0)
+        made = Value(add("aten.permute.default", [Value(mask)], [seen], (Slot(0), back), origin=origin))
+        self.value_of[node] = made
+        self._storage[made] = self._storage[Value(mask)] = self._storage_of(node.meta["val"])
 
     def _written(self, node: torch.fx.Node) -> frozenset[int]:
         """Which results are the new contents of an argument: tracing leaves only writes into buffers."""
@@ -173,7 +207,7 @@ class Converter:
     def _result_spec(self, item: Any, inputs: list[Value], writes: bool) -> TensorSpec | None:
         if not isinstance(item, torch.Tensor):
             return None
-        storage = item.untyped_storage()._cdata
+        storage = self._storage_of(item)
         alias = next((i for i, value in enumerate(inputs) if self._storage.get(value) == storage), None)
         return spec_of(item, alias, writes)
 
@@ -181,6 +215,9 @@ class Converter:
         target: Any = node.target
         if torch.Tag.nondeterministic_seeded not in target.tags or not rule_for(call.op).draws(call):
             return None
+        return self._next_draw()
+
+    def _next_draw(self) -> int:
         self._draws += 1
         return self._draws - 1
 
@@ -197,6 +234,12 @@ class Converter:
         spec = self.edit.node(value.node).outputs[value.output]
         assert spec is not None
         return spec
+
+
+def _permuted(spec: TensorSpec, order: list[int]) -> TensorSpec:
+    """A view with the dimensions in another order."""
+    shape, strides = tuple(spec.shape[d] for d in order), tuple(spec.strides[d] for d in order)
+    return replace(spec, shape=shape, strides=strides, alias_of=0, storage_bytes=0)
 
 
 def _on_cpu(spec: TensorSpec) -> TensorSpec:

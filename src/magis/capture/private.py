@@ -7,7 +7,9 @@ its inputs and outputs, annotations that survive into backward nodes, and fake t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,7 +23,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.weak import WeakTensorKeyDictionary
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 ANNOTATION = "magis"
@@ -33,62 +34,69 @@ class KnownValuesMode(FakeTensorMode):  # type: ignore[misc]
     Models ask such tensors for their values (is this `arange` of positions packed?), and the answer is the
     same for every input, so it may be computed while capturing. Asking a tensor that depends on an input
     or a parameter still raises, because the answer would be baked into the program.
-    """
 
-    def __init__(self) -> None:
+    `corrected(func, args, result)` may put a fake result right."""
+
+    def __init__(self, corrected: Callable[[Any, Any, Any], Any] = lambda func, args, result: result) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self._recipes: Any = WeakTensorKeyDictionary()
+        self._corrected = corrected
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator on fake tensors; answers `.item()` of a tensor whose value is known."""
         kwargs = kwargs or {}
-        if func is torch.ops.aten._local_scalar_dense.default and args[0] in self._recipes:
+        if func is _ITEM and hasattr(args[0], _RECIPE):
             with _disable_current_modes(), torch.no_grad():
-                return self._recipes[args[0]]().item()
-        result = super().dispatch(func, types, args, kwargs)
-        if isinstance(result, FakeTensor) and result.numel() <= _LARGEST_KNOWN:
-            self._remember(func, args, kwargs, result)
+                return getattr(args[0], _RECIPE)().item()
+        result = self._corrected(func, args, super().dispatch(func, types, args, kwargs))
+        if func._schema.is_mutable:
+            for overwritten in args:
+                if isinstance(overwritten, FakeTensor):
+                    overwritten.__dict__.pop(_RECIPE, None)
+        elif isinstance(result, FakeTensor) and all(map(_is_known, (*args, *kwargs.values()))):
+            random = torch.Tag.nondeterministic_seeded in func.tags
+            if not random and result.numel() <= _LARGEST_KNOWN:
+                setattr(result, _RECIPE, _recipe(func, args, kwargs))
         return result
 
-    def _remember(self, func: Any, args: Any, kwargs: Any, result: FakeTensor) -> None:
-        tensors = [a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
-        schema = getattr(func, "_schema", None)
-        deterministic = torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ())
-        if schema is None or not deterministic:
-            return
-        if schema.is_mutable:
-            for tensor in tensors:
-                self._recipes.pop(tensor, None)
-            return
-        if all(tensor in self._recipes for tensor in tensors if isinstance(tensor, FakeTensor)):
-            self._recipes[result] = _recipe(func, args, kwargs, self._recipes)
 
-
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_RECIPE = "_magis_recipe"
 _LARGEST_KNOWN = 1 << 24
 
 
-def _recipe(func: Any, args: Any, kwargs: Any, recipes: Any) -> Callable[[], torch.Tensor]:
+def _is_known(value: Any) -> bool:
+    """Whether an argument depends on no input: a literal, a real tensor, or a fake one with a recipe."""
+    if isinstance(value, FakeTensor):
+        return _RECIPE in value.__dict__
+    return all(map(_is_known, value)) if isinstance(value, (list, tuple)) else True
+
+
+def _recipe(func: Any, args: Any, kwargs: Any) -> Callable[[], torch.Tensor]:
     """A thunk that computes the operator's result for real, on the CPU, the first time it is asked."""
 
     def bound(value: Any) -> Any:
-        return recipes[value] if isinstance(value, FakeTensor) else value
+        return _Known(getattr(value, _RECIPE)) if isinstance(value, FakeTensor) else value
 
     call = torch.utils._pytree.tree_map(bound, (args, dict(kwargs)))
-    memo: list[torch.Tensor] = []
 
     def value(item: Any) -> Any:
-        if callable(item) and getattr(item, "is_recipe", False):
-            return item()
+        if isinstance(item, _Known):
+            return item.compute()
         return torch.device("cpu") if isinstance(item, torch.device) else item
 
+    @cache
     def compute() -> torch.Tensor:
-        if not memo:
-            real_args, real_kwargs = torch.utils._pytree.tree_map(value, call)
-            memo.append(func(*real_args, **real_kwargs))
-        return memo[0]
+        real_args, real_kwargs = torch.utils._pytree.tree_map(value, call)
+        return func(*real_args, **real_kwargs)  # type: ignore[no-any-return]
 
-    compute.is_recipe = True  # type: ignore[attr-defined]
     return compute
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Stands in a recipe for a tensor with a recipe of its own."""
+
+    compute: Callable[[], torch.Tensor]
 
 
 def fake_like(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
@@ -118,22 +126,89 @@ def claims_tracing() -> Iterator[None]:
 def eager_kernels() -> Iterator[None]:
     """Takes away Python decompositions that tracing prefers to the kernels that eager runs.
 
-    Interpolation would be traced as indexing with computed positions, an idle dropout as a copy."""
+    Interpolation would be traced as indexing with computed positions, an idle dropout as a copy; the ones of
+    recurrent networks forget dropout between layers."""
     saved = []
-    for name in (*_INTERPOLATIONS, "dropout", "hardshrink", "softshrink"):
+    for name in _EAGER_KERNELS:
         packet = getattr(torch.ops.aten, name, None)
         for overload in packet.overloads() if packet is not None else ():
             op = getattr(packet, overload)
             saved.append((op, dict(op.py_kernels)))
-            for key in (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd):
+            for key in _COMPOSITE:
                 op.py_kernels.pop(key, None)
+                if name == "lstm" and torch.is_grad_enabled():
+                    op.py_kernels[key] = partial(_without_onednn, op)
             op._dispatch_cache.clear()
     try:
         yield
     finally:
         for op, kernels in saved:
+            op.py_kernels.clear()
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
+
+
+def _without_onednn(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs a composite operator without oneDNN, whose LSTM trains only while autograd runs."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+class CastCache:
+    """Lets autocast cast each weight once, as eager does, so that its gradients add up in half precision.
+
+    Eager's own cache serves leaves only, and weights are no leaves while they are traced. The traced step says
+    which tensors stand for leaves (`start`), and, around each call, whether autocast is on (`enabled`)."""
+
+    def __init__(self) -> None:
+        self.enabled = False
+        self._leaves: dict[int, torch.Tensor] = {}
+        self._casts: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+    def start(self, leaves: Iterable[torch.Tensor]) -> None:
+        """A forward pass begins, in which these tensors are the leaves."""
+        self._leaves = {id(tensor): tensor for tensor in leaves if tensor.requires_grad}
+        self._casts.clear()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Serves casts from the cache while inside."""
+        op, clear = torch.ops.aten.to.dtype, torch.clear_autocast_cache
+        kernels = dict(op.py_kernels)
+        op.py_kernels.update(dict.fromkeys(_COMPOSITE, self._cast))
+        op._dispatch_cache.clear()
+        torch.clear_autocast_cache = lambda: (self._casts.clear(), clear())
+        try:
+            yield
+        finally:
+            torch.clear_autocast_cache = clear
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+            self.start(())
+
+    def _cast(self, tensor: torch.Tensor, dtype: torch.dtype, *args: Any, **kwargs: Any) -> torch.Tensor:
+        key = id(tensor), dtype
+        cached = self._is_cached(tensor, dtype)
+        if cached and key in self._casts:
+            return self._casts[key]
+        op, dispatch_key = torch.ops.aten.to.dtype, torch._C.DispatchKey.CompositeImplicitAutograd
+        result: torch.Tensor = op._op_dk(dispatch_key, tensor, dtype, *args, **kwargs)
+        if cached:
+            self._casts[key] = result
+        return result
+
+    def _is_cached(self, tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+        """Whether this is autocast's own cast (it hides its dispatch key meanwhile) of a leaf."""
+        if not (self.enabled and id(tensor) in self._leaves and tensor.dtype == torch.float32):
+            return False
+        device = tensor.device.type
+        own = getattr(torch._C.DispatchKey, f"Autocast{device.upper()}")
+        return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(own)) and dtype == torch.get_autocast_dtype(device)
 
 
 _INTERPOLATIONS = tuple(
@@ -147,6 +222,9 @@ _INTERPOLATIONS = tuple(
     )
     for kind in kinds
 )
+_COMPOSITE = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_EAGER_KERNELS = (*_INTERPOLATIONS, *_RECURRENT, "dropout", "hardshrink", "softshrink")
 
 
 def annotate(**notes: str) -> contextlib.AbstractContextManager[Any]:
@@ -159,10 +237,10 @@ def annotation(node: torch.fx.Node) -> dict[str, str]:
     return dict(node.meta.get("custom", {}).get(ANNOTATION, {}))
 
 
-def joint_graph(module: torch.nn.Module, args: tuple[Any, ...]) -> torch.fx.GraphModule:
+def joint_graph(module: torch.nn.Module, args: tuple[Any, ...], casts: CastCache) -> torch.fx.GraphModule:
     """The functional joint graph of forward and backward of a module that returns its outputs, the scalar
     loss among them; of the forward alone when no gradient is wanted."""
-    with contextlib.ExitStack() as stack, eager_kernels(), fx_traceback.preserve_node_meta():
+    with contextlib.ExitStack() as stack, eager_kernels(), casts.installed(), fx_traceback.preserve_node_meta():
         return aot_export_joint_with_descriptors(stack, module, args).graph_module  # type: ignore[no-any-return]
 
 

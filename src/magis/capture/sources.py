@@ -1,0 +1,99 @@
+"""Where a traced operator comes from: the running module and the caller's source line; errors that name both."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from magis.capture import private
+from magis.errors import CaptureError
+
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = str(Path(__file__).parent)
+_STDLIB = sysconfig.get_paths()["stdlib"]
+
+
+class ModulePath:
+    """The module whose forward is running, by name."""
+
+    def __init__(self) -> None:
+        self._stack: list[str] = []
+
+    @property
+    def current(self) -> str:
+        """Name of the innermost running module; after an error, the one that failed."""
+        return self._stack[-1] if self._stack else ""
+
+    def _leave(self, _module: Any, _args: Any, _result: Any) -> None:
+        self._stack.pop()
+
+    @contextlib.contextmanager
+    def follow(self, model: torch.nn.Module) -> Iterator[None]:
+        """Keeps track while inside."""
+        hooks = []
+        for name, module in model.named_modules():
+            hooks.append(module.register_forward_pre_hook(lambda _m, _a, n=name: self._stack.append(n)))  # type: ignore[misc]
+            hooks.append(module.register_forward_hook(self._leave))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class SourceLines(TorchFunctionMode):  # type: ignore[misc]
+    """Annotates what each call of PyTorch traces with the running module and the caller's source line."""
+
+    def __init__(self, path: ModulePath, casts: private.CastCache) -> None:
+        super().__init__()
+        self._path = path
+        self._casts = casts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._casts.enabled = torch._C._is_any_autocast_enabled()
+        with private.annotate(module=self._path.current, line=_calling_line()):
+            return func(*args, **(kwargs or {}))
+
+
+def _calling_line() -> str:
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
+        frame = frame.f_back  # type: ignore[assignment]
+    return source_line(frame.f_code.co_filename, frame.f_lineno) if frame is not None else ""
+
+
+def source_line(filename: str, number: int | None) -> str:
+    """`package/module.py:12`: the path below site-packages or the working directory."""
+    place = Path(filename)
+    if "site-packages" in place.parts:
+        place = Path(*place.parts[place.parts.index("site-packages") + 1 :])
+    elif place.is_absolute() and place.is_relative_to(Path.cwd()):
+        place = place.relative_to(Path.cwd())
+    elif place.is_absolute():
+        place = Path(place.name)
+    return f"{place}:{number}"
+
+
+def explain(error: BaseException, module: str = "") -> CaptureError:
+    """The error in one line: where, what, and what to do instead."""
+    where = getattr(error, "magis_module", module) or "the step"
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [f for f in frames if not f.filename.startswith((_TORCH, _HERE, _STDLIB))]
+    line = source_line(outside[-1].filename, outside[-1].lineno) if outside else "no source line"
+    if isinstance(error, private.DATA_DEPENDENT):
+        reason = (
+            "reads the value of a tensor that depends on the batch (.item(), bool(tensor), nonzero, a mask as index); "
+            "such a step cannot be captured: compute it with tensor operations such as torch.where"
+        )
+    else:
+        text = str(error).strip().splitlines()
+        reason = f"{type(error).__name__}: {text[0] if text else 'no message'}"
+    return CaptureError(f"{where} ({line}): {reason}")
