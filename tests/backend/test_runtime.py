@@ -22,10 +22,10 @@ from magis.ir.edit import GraphEdit
 from magis.ir.graph import NodeId, Value
 from magis.ir.structure import topological_order
 from magis.lower.lower import lower
-from magis.lower.routine import Free, Routine, expand
+from magis.lower.routine import Free, Piece, Routine, expand
 from magis.sim.simulate import simulate
 from magis.sim.timeline import no_latency
-from routines import LOOPS
+from routines import LOOPS, RoutineBuilder
 
 
 def run(routine: Routine, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -126,10 +126,9 @@ def test_results_equal_eager_bitwise(name: str) -> None:
     code, _ = CASES[name]
     taken = recorded(name)
     eager_inputs = taken.fresh_inputs()
-    for mine, given in zip(eager_inputs, taken.inputs):
-        mine.requires_grad_(given.dtype.is_floating_point)
-    with torch.no_grad():
-        ours_inputs = taken.fresh_inputs()
+    ours_inputs = taken.fresh_inputs()
+    for tensor in (*eager_inputs, *ours_inputs):
+        tensor.requires_grad_(tensor.dtype.is_floating_point)
     expected = code(*eager_inputs[: len(CASES[name][1]())])
     ours = run(taken.routine(), ours_inputs)
     assert same(ours, expected if isinstance(expected, tuple) else (expected,))
@@ -189,6 +188,25 @@ def test_a_recomputed_draw_gives_the_same_numbers() -> None:
     source = compile_routine(routine).source
     assert source.count("random_state(cpu)") == 3  # one record, two replays
     assert source.index("del draw0") > source.rindex("set_random_state(cpu, current)")
+
+
+def test_a_state_recorded_before_a_loop_is_kept_until_after_it() -> None:
+    build = RoutineBuilder()
+    x = build.input(torch.ones(16))
+    build.draw = (4, True, False)
+    first = build.op("aten.native_dropout.default", x, 0.5, True)[0]
+    out = build.allocate((3, 16))
+    build.draw = (5, False, False)
+    build.op("aten.native_dropout.default", x, 0.5, True)
+    with build.loop(3):
+        build.draw = (4, False, True)
+        again = build.op("aten.native_dropout.default", x, 0.5, True)[0]
+        row = build.op("aten.unsqueeze.default", again, 0)
+        build.write(out, row, Piece(0, 1))
+    routine = build.routine(first, out)
+    once, rows = run(routine, [torch.ones(16)])
+    assert all(torch.equal(once, row) for row in rows)
+    assert compile_routine(routine).source.rstrip().splitlines()[-2] == "    del draw4"
 
 
 def test_the_callers_list_is_emptied_and_nothing_is_kept() -> None:
