@@ -247,5 +247,5 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
         return a is b
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    bits = [t.resolve_conj().resolve_neg().reshape(-1).contiguous().view(torch.uint8) for t in (a, b)]
-    return torch.equal(*bits)
+    flat = [t.resolve_conj().resolve_neg().reshape(-1) for t in (a, b)]
+    return torch.equal(*(t.clone(memory_format=torch.contiguous_format).view(torch.uint8) for t in flat))

@@ -37,6 +37,7 @@ LINEAR: dict[str, dict[int, str]] = {
     "nansum.default": {0: "self"},
     "mean.default": {0: "self"},
     "mean.dim": {0: "self"},
+    "trace.default": {0: "self"},
     "cumsum.default": {0: "self"},
     "var_mean.correction": {1: "self"},
     "std_mean.correction": {1: "self"},
@@ -86,7 +87,8 @@ OWN_SCALE = re.compile(
 
 
 def term_problems(case: Case, most: int = 2000) -> list[str]:
-    """Where `terms` or `squared_terms` of a rule differ from brute force; nothing where that is too large."""
+    """Where `terms` or `squared_terms` of a rule differ from brute force; where arguments have more than `most`
+    elements, from an estimate, or from nothing."""
     wide = widened(case)
     if wide is None:
         return []
@@ -104,9 +106,9 @@ def term_problems(case: Case, most: int = 2000) -> list[str]:
             if rule.terms(wide.call, output) * spec.numel <= 100 * most:
                 problems += _enumerated_problems(wide, output, squares)
         elif linear:
-            names = linear.split()
-            if sum(t.numel() for t in _named(wide, names).values()) <= most:
-                problems += _linear_problems(wide, output, names, squares)
+            few = sum(t.numel() for t in _named(wide, linear.split()).values()) <= most
+            compare = _linear_problems if few else _sign_problems
+            problems += compare(wide, output, linear.split(), squares)
         else:
             problems.append(f"nothing checks the squared terms of result {output}")
     return problems
@@ -183,6 +185,22 @@ def _linear_problems(wide: Case, output: int, names: list[str], squares: torch.T
     most = int(count.max()) if count.numel() else 0
     random_places = "max_pool" in wide.call.op  # not those of the largest elements of their windows
     yield from _differences(wide, output, (total, whole), (squares, squared), None if random_places else most)
+
+
+def _sign_problems(wide: Case, output: int, names: list[str], squares: torch.Tensor) -> Iterator[str]:
+    """For arguments too large to take apart: under random signs of their elements, the mean square of a sum is
+    the sum of its terms' squares. Compared on average over all results, so only gross errors show."""
+    named = _named(wide, names)
+    generator = torch.Generator().manual_seed(0)
+    runs = 64 if squares.numel() < 64 else 8
+    mean = 0.0
+    for _ in range(runs):
+        signs = {slot: (torch.rand(t.shape, generator=generator) < 0.5) * 2.0 - 1.0 for slot, t in named.items()}
+        inputs = [t * signs[slot] if slot in signs else t for slot, t in enumerate(wide.tensors)]
+        mean += float((_result(wide, inputs, output) ** 2).mean()) / runs
+    said = float(squares.double().mean())
+    if not 0.5 * said <= mean <= 1.6 * said:
+        yield f"result {output}: squared terms are {said} on average, under random signs {mean}"
 
 
 def _enumerated_problems(wide: Case, output: int, squares: torch.Tensor) -> Iterator[str]:

@@ -14,9 +14,10 @@ X = T((2, 3, 4))
 class Concat(OpRule):
     """Tensors joined along a dimension."""
 
-    ops = overloads("cat.default stack.default")
+    ops = overloads("block_diag.default cat.default stack.default")
 
     def samples(self) -> Iterable[Sample]:
+        yield Sample("aten.block_diag.default", ((T((2, 3)), T((1, 2))),))
         yield Sample("aten.cat.default", ((X, X), -1))
         yield Sample("aten.cat.default", ((X, T((2, 1, 4)), T((2, 5, 4), strides=(20, 1, 5))), 1))
         yield Sample("aten.cat.default", ((X,),))

@@ -10,7 +10,7 @@ from magis.ir.args import Slot
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import broadcast, given, input_at, int_at, output_at, overloads
-from magis.ops.rule import Kernel, OpRule, Sample, T, compute_dtype, read_bytes, square, written_bytes
+from magis.ops.rule import Kernel, OpRule, Sample, T, compute_dtype, one_launch, read_bytes, square, written_bytes
 
 NONE, MEAN, SUM = 0, 1, 2
 X, Y, P, CLASSES = T((3, 4)), T((3, 4)), T((3, 4), high=0), T((3,), DType.I64, 4)
@@ -134,8 +134,7 @@ class NllLossGradient(OpRule):
     ops = overloads("nll_loss2d_backward.default nll_loss_backward.default")
 
     def kernels(self, call: Call) -> tuple[Kernel, ...]:
-        nbytes = read_bytes(call) - input_at(call, 1, "self").nbytes + written_bytes(call)
-        return (Kernel(nbytes, dtype=compute_dtype(call)),)
+        return one_launch(call, input_at(call, 1, "self"))
 
     def samples(self) -> Iterable[Sample]:
         total, weights = T((), high=0), T((4,), high=0)

@@ -8,8 +8,8 @@ from typing import Any
 
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
-from magis.ops.arguments import ints_at, overloads
-from magis.ops.rule import OpRule, Sample, T, square
+from magis.ops.arguments import input_at, ints_at, overloads
+from magis.ops.rule import Kernel, OpRule, Sample, T, one_launch, square
 
 LINE, IMAGE, VOLUME = T((2, 3, 4)), T((2, 3, 4, 5)), T((1, 2, 3, 3, 4))
 
@@ -39,6 +39,9 @@ class PadBackward(OpRule):
         reflection_pad1d_backward.default reflection_pad2d_backward.default reflection_pad3d_backward.default
         replication_pad1d_backward.default replication_pad2d_backward.default replication_pad3d_backward.default
     """)
+
+    def kernels(self, call: Call) -> tuple[Kernel, ...]:
+        return one_launch(call, input_at(call, 1, "self"))
 
     def terms(self, call: Call, output: int) -> int:
         padding = ints_at(call, 2, "padding")

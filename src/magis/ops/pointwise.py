@@ -13,7 +13,7 @@ from magis.ir.args import Symbol
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import input_at, overloads
-from magis.ops.rule import Kernel, OpRule, Sample, T, compute_dtype, stored_bytes, written_bytes
+from magis.ops.rule import Kernel, OpRule, Sample, T, one_launch
 
 FLOAT, INT = T((3, 4)), T((3, 4), DType.I64, 5)
 
@@ -31,8 +31,9 @@ class Unary(OpRule):
         log_sigmoid_forward.default logical_not.default logit.default mish.default nan_to_num.default neg.default
         rad2deg.default reciprocal.default relu.default round.default rsqrt.default selu.default sgn.default
         sigmoid.default sign.default signbit.default silu.default sin.default sinc.default sinh.default
-        softplus.default softshrink.default special_entr.default special_erfcx.default special_log_ndtr.default
-        sqrt.default tan.default tanh.default tril.default triu.default trunc.default
+        softplus.default softshrink.default special_entr.default special_erfcx.default special_i0e.default
+        special_i1.default special_i1e.default special_log_ndtr.default sqrt.default tan.default tanh.default
+        tril.default triu.default trunc.default
     """)
 
     def samples(self) -> Iterable[Sample]:
@@ -161,6 +162,7 @@ class Several(OpRule):
     ops = overloads("""
         _prelu_kernel.default _prelu_kernel_backward.default _to_copy.default addcdiv.default addcmul.default
         clip.default div.Scalar_mode div.Tensor_mode glu.default glu_backward.default lerp.Scalar lerp.Tensor
+        linalg_cross.default
         masked_fill.Scalar masked_fill.Tensor mvlgamma.default polygamma.default round.decimals
         rrelu_with_noise_backward.default threshold.default where.self
     """)
@@ -181,6 +183,7 @@ class Several(OpRule):
         yield Sample("aten.glu_backward.default", (T((3, 2)), FLOAT, -1))
         yield Sample("aten.lerp.Scalar", (FLOAT, FLOAT, 0.1))
         yield Sample("aten.lerp.Tensor", (FLOAT, FLOAT, row))
+        yield Sample("aten.linalg_cross.default", (T((2, 3)), T((2, 3))))
         yield Sample("aten.masked_fill.Scalar", (FLOAT, T((3, 1), DType.BOOL), -1e9))
         yield Sample("aten.masked_fill.Tensor", (FLOAT, flags, T(())))
         yield Sample("aten.mvlgamma.default", (FLOAT, 2))
@@ -197,8 +200,7 @@ class Copy(OpRule):
     ops = ("aten.copy.default",)
 
     def kernels(self, call: Call) -> tuple[Kernel, ...]:
-        nbytes = stored_bytes(input_at(call, 1, "src")) + written_bytes(call)
-        return (Kernel(nbytes, dtype=compute_dtype(call)),)
+        return one_launch(call, input_at(call, 0, "self"))
 
     def samples(self) -> Iterable[Sample]:
         yield Sample("aten.copy.default", (FLOAT, T((4,), DType.BF16)))

@@ -9,7 +9,7 @@ from typing import Any
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import input_at, ints_at, output_at, overloads
-from magis.ops.rule import OpRule, Sample, T, square
+from magis.ops.rule import Kernel, OpRule, Sample, T, one_launch, square
 
 IMAGE, VOLUME = T((2, 3, 5, 6)), T((1, 2, 4, 4, 4))
 
@@ -59,6 +59,9 @@ class AveragePoolBackward(AveragePool):
 
     ops = overloads("avg_pool2d_backward.default avg_pool3d_backward.default")
     first = 2
+
+    def kernels(self, call: Call) -> tuple[Kernel, ...]:
+        return one_launch(call, input_at(call, 1, "self"))
 
     def terms(self, call: Call, output: int) -> int:
         window = _each(ints_at(call, 2, "kernel_size"), self.rank(call))
@@ -126,6 +129,9 @@ class AdaptiveAveragePoolBackward(AdaptiveAveragePool):
     ops = overloads("_adaptive_avg_pool2d_backward.default _adaptive_avg_pool3d_backward.default")
     backward = True
 
+    def kernels(self, call: Call) -> tuple[Kernel, ...]:
+        return one_launch(call, input_at(call, 1, "self"))
+
     def terms(self, call: Call, output: int) -> int:
         rank = 3 if "3d" in call.op else 2
         large, small = input_at(call, 1, "self").shape[-rank:], input_at(call, 0, "grad_output").shape[-rank:]
@@ -163,6 +169,9 @@ class MaxPoolBackward(OpRule):
         adaptive_max_pool2d_backward.default adaptive_max_pool3d_backward.default
         max_pool2d_with_indices_backward.default max_pool3d_with_indices_backward.default
     """)
+
+    def kernels(self, call: Call) -> tuple[Kernel, ...]:
+        return one_launch(call, input_at(call, 1, "self"))
 
     def terms(self, call: Call, output: int) -> int:
         rank = 3 if "3d" in call.op else 2

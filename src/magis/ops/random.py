@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import flag_at, overloads
-from magis.ops.rule import Kernel, OpRule, Sample, T, compute_dtype, written_bytes
+from magis.ops.rule import Kernel, OpRule, Sample, T, one_launch
 
 X, P = T((3, 4)), T((3, 4), high=0)
 
@@ -55,7 +55,7 @@ class Draw(OpRule):
     }
 
     def kernels(self, call: Call) -> tuple[Kernel, ...]:
-        return (Kernel(written_bytes(call), dtype=compute_dtype(call)),)
+        return one_launch(call, *call.inputs)
 
     def samples(self) -> Iterable[Sample]:
         for name, args in self._plain.items():
@@ -96,7 +96,7 @@ class DrawInPlace(OpRule):
         return (0,)
 
     def kernels(self, call: Call) -> tuple[Kernel, ...]:
-        return (Kernel(written_bytes(call), dtype=compute_dtype(call)),)
+        return one_launch(call, call.inputs[0])
 
     def flops(self, call: Call) -> int:
         return call.inputs[0].numel

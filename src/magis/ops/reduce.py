@@ -9,7 +9,7 @@ from typing import Any
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import flag_at, input_at, ints_at, number_at, overloads, wrapped
-from magis.ops.rule import OpRule, Sample, T, square
+from magis.ops.rule import Kernel, OpRule, Sample, T, compute_dtype, square
 
 X = T((2, 3, 4))
 
@@ -76,6 +76,24 @@ class Sum(Reduction):
         yield Sample("aten.sum.dim_IntList", (X, ()))
         yield Sample("aten.sum.dim_IntList", (T((0, 4)), (0,)))
         yield Sample("aten.mean.dim", (X, None), (("dtype", DType.F64),))
+
+
+class Trace(OpRule):
+    """The sum of a matrix's diagonal, of which alone it reads."""
+
+    ops = ("aten.trace.default",)
+
+    def kernels(self, call: Call) -> tuple[Kernel, ...]:
+        return (Kernel((self.terms(call, 0) + 1) * call.inputs[0].dtype.nbytes, dtype=compute_dtype(call)),)
+
+    def terms(self, call: Call, output: int) -> int:
+        return min(call.inputs[0].shape)
+
+    def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
+        return torch.trace(square(tensors[0]))
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample(self.ops[0], (T((3, 5)),))
 
 
 class Variance(Reduction):

@@ -83,7 +83,7 @@ class OpRule:
 
     def kernels(self, call: Call) -> tuple[Kernel, ...]:
         """What it launches. Empty for views: they cost nothing."""
-        return (Kernel(read_bytes(call) + written_bytes(call), dtype=compute_dtype(call)),)
+        return one_launch(call)
 
     def flops(self, call: Call) -> int:
         """Floating-point operations of its matrix products, and one for each element written otherwise."""
@@ -138,6 +138,12 @@ def read_bytes(call: Call) -> int:
 def written_bytes(call: Call) -> int:
     """Bytes of its tensor outputs."""
     return sum(spec.nbytes for spec in call.outputs if spec is not None)
+
+
+def one_launch(call: Call, *unread: TensorSpec | None) -> tuple[Kernel, ...]:
+    """One launch that reads every input once, but for those that give it only a shape, and writes every output."""
+    ignored = sum(stored_bytes(spec) for spec in unread if spec is not None)
+    return (Kernel(read_bytes(call) - ignored + written_bytes(call), dtype=compute_dtype(call)),)
 
 
 def stored_bytes(spec: TensorSpec) -> int:
