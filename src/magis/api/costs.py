@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from magis.cost.device import MODEL_VERSION
 from magis.cost.device import device as device_spec
-from magis.cost.model import AnalyticCost, CostModel, Source
+from magis.cost.model import AnalyticCost, Source
 from magis.ir.graph import Call
+
+if TYPE_CHECKING:
+    from magis.cost.measured import MeasuredCost
 
 Progress = Callable[[str], None]
 """Told in a few words what is going on; called often."""
@@ -18,14 +23,22 @@ def silent(message: str) -> None:
 
 
 class Costs:
-    """Costs on a device by name: "cpu" (measured), a preset or a `.toml` file (simulated)."""
+    """Costs on a device by name: "cpu" (this machine, one thread, measured), a preset or a `.toml` file
+    (simulated). `words` says on what they rest; for measured ones it is known after `prepare`."""
 
     def __init__(self, device: str) -> None:
         """Raises UsageError, in one line, for an unknown device or a damaged device file."""
-        spec = device_spec(device)
-        self.device = spec.name
-        self.words = f"simulated by device model v{MODEL_VERSION}"
-        self._model: CostModel = AnalyticCost(spec)
+        self._model: AnalyticCost | MeasuredCost
+        if device == "cpu":
+            from magis.backend.measure import measured_cost
+
+            with _one_thread():
+                self._model = measured_cost(device)
+            self.device, self.words = device, "measured"
+        else:
+            spec = device_spec(device)
+            self._model = AnalyticCost(spec)
+            self.device, self.words = spec.name, f"simulated by device model v{MODEL_VERSION}"
 
     @property
     def source(self) -> Source:
@@ -33,7 +46,10 @@ class Costs:
         return self._model.source
 
     def prepare(self, calls: Iterable[Call], progress: Progress = silent) -> None:
-        """Measures the calls that are not known yet, for at most a minute. Nothing when simulated."""
+        """Measures the calls that are not known yet, for at most a minute; nothing is done when simulated."""
+        if not isinstance(self._model, AnalyticCost):
+            with _one_thread():
+                self.words = f"operator calls: {self._model.prepare(calls, progress)}"
 
     def latency_s(self, call: Call) -> float:
         """Seconds that one launch takes."""
@@ -51,3 +67,16 @@ class Costs:
 def cost_model(device: str) -> Costs:
     """The costs on a device. Raises UsageError, in one line, for an unknown device or a damaged device file."""
     return Costs(device)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """PyTorch computes in one thread while inside, as `run` does."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

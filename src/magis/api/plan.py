@@ -81,9 +81,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A plan, as it is written to its file. `model`, `sizes` and `seed` say how to build the model again.
 
     `digest` is that of the captured step that was planned. `program` and `schedule` are text (ids in order);
-    `costs_s` the seconds of one launch of each scheduled operator, inputs left out. `costs` says in words
-    where they come from, `cost_table` identifies them. `history` is the list of (rule, site) that led from
-    the captured step to the program.
+    `latencies_s` and `workspaces_bytes` the seconds and the workspace of one launch of each scheduled operator,
+    inputs left out; `costs` says in words where they come from, `cost_table` identifies them.
+    `history` is the list of (rule, site) that led from the captured step to the program.
     """
 
     format: int = FORMAT
@@ -106,7 +106,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     history: tuple[tuple[str, tuple[int, ...]], ...] = ()
     certificate: Certificate | None = None
     digest: str
-    costs_s: tuple[float, ...]
+    latencies_s: tuple[float, ...]
+    workspaces_bytes: tuple[int, ...]
     schedule: str
     program: str
 
@@ -142,6 +143,7 @@ def make_plan(source: ModelSource, device: str = "cpu", progress: Progress = sil
     seconds = time.perf_counter() - start
     predicted = (found.peak_bytes, found.step_peak_bytes, found.latency_s)
     graph = program.graph
+    calls = [graph.call(graph.nodes[n]) for n in schedule if not graph.nodes[n].is_input]
     return Plan(
         magis=magis.__version__,
         torch=torch_version(),
@@ -159,7 +161,8 @@ def make_plan(source: ModelSource, device: str = "cpu", progress: Progress = sil
         optimized=Prediction(*predicted),
         search=Search(seconds, 1, "no limit", seconds),
         digest=digest(captured.graph),
-        costs_s=tuple(costs.latency_s(graph.call(graph.nodes[n])) for n in schedule if not graph.nodes[n].is_input),
+        latencies_s=tuple(costs.latency_s(call) for call in calls),
+        workspaces_bytes=tuple(costs.workspace_bytes(call) for call in calls),
         schedule=" ".join(map(str, schedule)),
         program=print_graph(graph),
     )

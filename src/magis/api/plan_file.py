@@ -95,8 +95,9 @@ def program_of(plan: Plan) -> tuple[Program, Schedule]:
     except RecursionError:
         raise PlanError("its program cannot be read") from None
     operators = sum(not node.is_input for node in graph.nodes.values())
-    if len(plan.costs_s) != operators:
-        raise PlanError(f"it has {len(plan.costs_s)} costs for {operators} operators")
+    for costs in (plan.latencies_s, plan.workspaces_bytes):
+        if len(costs) != operators or any(cost < 0 for cost in costs):
+            raise PlanError(f"it has {len(costs)} costs for {operators} operators, or negative ones")
     return Program(graph), schedule
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from magis.api.plan import Plan
 from magis.api.plan_file import program_of
 from magis.api.units import human_bytes, human_seconds
-from magis.api.why import births_and_deaths, workspace_bytes
+from magis.api.why import births_and_deaths
 from magis.fission.tree import Program
-from magis.ir.graph import Graph, NodeId, Schedule, Value
+from magis.ir.graph import Node, NodeId, Value
 from magis.ir.text import print_graph
 from magis.lower.lower import lower
 from magis.sim.timeline import Timeline, timeline
@@ -32,8 +34,7 @@ class Operator(msgspec.Struct, frozen=True):
 
 
 class ProgramView(msgspec.Struct, frozen=True):
-    """A plan's program in its order. The peak is that of its tensors and of the workspace that follows from
-    operators' definitions; on a measured device the plan's own prediction adds measured workspace."""
+    """A plan's program in its order, and its worst moment, operators' workspace included."""
 
     plan: Plan
     peak_bytes: int
@@ -44,21 +45,19 @@ class ProgramView(msgspec.Struct, frozen=True):
 def view(plan: Plan) -> ProgramView:
     """The plan's program with costs and lifetimes. Raises PlanError as `program_of` does."""
     program, schedule = program_of(plan)
-    found = timeline(lower(program, schedule), workspace_bytes)
-    return ProgramView(
-        plan,
-        found.peak_bytes,
-        found.peak_steps[0] if found.peak_steps else 0,
-        tuple(_operators(plan, program.graph, schedule, found)),
-    )
+    graph = program.graph
+    scheduled = [graph.nodes[node_id] for node_id in schedule if not graph.nodes[node_id].is_input]
+    workspaces = {graph.call(node): nbytes for node, nbytes in zip(scheduled, plan.workspaces_bytes)}
+    found = timeline(lower(program, schedule), lambda call: workspaces.get(call, 0))
+    worst = found.peak_steps[0] if found.peak_steps else 0
+    return ProgramView(plan, found.peak_bytes, worst, tuple(_operators(plan, scheduled, found)))
 
 
-def _operators(plan: Plan, graph: Graph, schedule: Schedule, found: Timeline) -> list[Operator]:
+def _operators(plan: Plan, scheduled: Sequence[Node], found: Timeline) -> list[Operator]:
     lives = births_and_deaths(found)
     hotspots = found.hotspots
     operators = []
-    scheduled = [graph.nodes[node_id] for node_id in schedule if not graph.nodes[node_id].is_input]
-    for step, (node, latency_s) in enumerate(zip(scheduled, plan.costs_s)):
+    for step, (node, latency_s) in enumerate(zip(scheduled, plan.latencies_s)):
         values = [value for i in range(len(node.outputs)) if (value := Value(node.id, i)) in lives]
         last = max((lives[value].last for value in values), default=step)
         nbytes = sum(lives[value].nbytes for value in values)

@@ -72,6 +72,9 @@ def _exit_code(arguments: list[str]) -> int:
     except MagisError as error:
         return _failed(error, str(error), _CODES.get(type(error), FAILED))
     except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer's way of ending then
+            _forget_stdout()
+            return DONE
         return _failed(error, "the model's code ended the program (it called sys.exit)", FAILED)
     except Exception as error:  # noqa: BLE001 - the edge: whatever happens ends in one line
         return _unexpected(error)

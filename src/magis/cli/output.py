@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 """Columns of a table that is not shown on a terminal."""
+QUIET_S = 30.0
 
 
 def console(stderr: bool = False) -> Console:
@@ -73,11 +75,26 @@ def guarded_stdout(active: bool) -> Iterator[None]:
         os.close(kept)
 
 
+class _Heartbeat:
+    """Passes on a message now and then, as a line."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, message: str) -> None:
+        now = time.monotonic()
+        if now - self._last >= QUIET_S:
+            self._last = now
+            note(message)
+
+
 @contextmanager
 def working(message: str) -> Iterator[Callable[[str], None]]:
-    """A spinner on standard error while inside, on a terminal only; gives the function that changes its words."""
+    """A spinner on standard error while inside; gives the function that changes its words.
+
+    Where nobody watches, long work says every `QUIET_S` seconds what it is at."""
     if not sys.stderr.isatty():
-        yield lambda _message: None
+        yield _Heartbeat()
         return
     with console(stderr=True).status(message) as status:
         yield status.update

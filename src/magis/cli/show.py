@@ -63,7 +63,7 @@ def heading(plan: Plan) -> str:
     lines = [
         f"plan of {plan.model}{sizes}, batch {plan.batch}, seed {plan.seed}",
         f"made by magis {plan.magis} with torch {plan.torch}",
-        f"costs: {plan.costs} ({plan.device})",
+        f"costs on {plan.device}: {plan.costs}",
         f"predicted: peak {human_bytes(plan.optimized.peak_bytes)} of eager's "
         f"{human_bytes(plan.baseline.peak_bytes)}, latency {human_seconds(plan.optimized.latency_s)} of "
         f"{human_seconds(plan.baseline.latency_s)} ({plan.latency_source})",

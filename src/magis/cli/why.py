@@ -63,7 +63,8 @@ def _print(report: PeakReport, top: int) -> None:
     print_table(("live at the peak", "bytes", "share"), rows, right=("bytes", "share"))
     write("\n")
     rows = [
-        (entry.module or "(no module)", str(entry.tensors), human_bytes(entry.nbytes)) for entry in report.modules[:top]
+        (entry.module or "(the model itself, or its loss)", str(entry.tensors), human_bytes(entry.nbytes))
+        for entry in report.modules[:top]
     ]
     _table("module", rows, len(report.modules), ("module", "tensors", "bytes"), ("tensors", "bytes"))
     write("\n")
@@ -87,13 +88,17 @@ def _row(tensor: HotTensor) -> tuple[str, ...]:
 
 
 def _until(place: Place) -> str:
-    return f"{place.step} ({place.direction} of {place.module or 'no module'})"
+    return f"{place.step} ({_what(place)})"
 
 
 def where(place: Place) -> str:
     """Direction, module and source line in words."""
     line = f" ({place.line})" if place.line else ""
-    return f"{place.direction} of {place.module or 'no module'}{line}"
+    return f"{_what(place)}{line}"
+
+
+def _what(place: Place) -> str:
+    return f"{place.direction} of {place.module}" if place.module else place.direction
 
 
 def share(part: int, whole: int) -> str:
