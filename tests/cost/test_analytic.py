@@ -68,9 +68,7 @@ def test_splitting_the_sum_fills_the_device_by_hand() -> None:
     by_128, by_64 = flops / (28.48e12 * 32 / 82), flops / (35.6e12 * 0.6 * 128 / 164)
     by_64_s16 = flops / (35.6e12 * 0.6 * 64 / 82)
     by_128_64 = flops / (35.6e12 * 0.7 * 64 / 82)
-    assert RTX.gemm_s(Gemm(1, 128, 128, 65536), DType.F32) == pytest.approx(
-        min(by_128, by_64, by_64_s16, by_128_64)
-    )
+    assert RTX.gemm_s(Gemm(1, 128, 128, 65536), DType.F32) == pytest.approx(min(by_128, by_64, by_64_s16, by_128_64))
     assert RTX.gemm_s(Gemm(1, 128, 128, 65536), DType.F32, fused=True) > 10 * by_128_64
 
 

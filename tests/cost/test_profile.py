@@ -54,9 +54,7 @@ def test_each_environment_has_its_own_measurements(tmp_path: Path, other: dict[s
 
 def test_the_text_holds_what_a_latency_depends_on() -> None:
     text = call_text(ADD)
-    moved = replace(
-        ADD, inputs=(ADD.inputs[0], replace(ADD.inputs[1], offset=0, alias_of=None, storage_bytes=1000))
-    )
+    moved = replace(ADD, inputs=(ADD.inputs[0], replace(ADD.inputs[1], offset=0, alias_of=None, storage_bytes=1000)))
     assert call_text(moved) == text
     assert call_text(replace(ADD, outputs=(replace(ADD.outputs[0], storage_bytes=4096),))) == text  # type: ignore[type-var]
     for changed in (
