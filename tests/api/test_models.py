@@ -123,6 +123,18 @@ def test_a_factory_error_names_it(file: str) -> None:
         resolve(f"{file}:make").build(fake=True)
 
 
+@pytest.mark.parametrize(
+    ("version", "fits"), [("2.10.2", False), ("2.11.0+cpu", True), ("2.14.9", True), ("3.0", False)]
+)
+def test_only_tested_versions_of_torch(version: str, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magis.api.pytorch.torch_version", lambda: version)
+    if not fits:
+        with pytest.raises(UsageError, match=r"is not supported: install torch>=2.11,<2.15, or set MAGIS_ANY_TORCH=1"):
+            resolve("plain-mlp-toy").build(fake=True)
+        monkeypatch.setenv("MAGIS_ANY_TORCH", "1")
+    assert resolve("plain-mlp-toy").build(fake=True).batch_size == 64
+
+
 def test_a_zoo_model_that_cannot_be_captured_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise CaptureError("no")

@@ -170,6 +170,17 @@ def test_ops_missing(magis: Magis, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1 of" in said.out
 
 
+def test_lists_as_json(magis: Magis) -> None:
+    models = json.loads(magis("models", "--json").out)["models"]
+    assert models[0]["name"] == "resnet50" and models[0]["sizes"] == {"batch": 64, "seq": None, "image": 224}
+    devices = json.loads(magis("devices", "--json").out)
+    assert devices["measured"] == ["cpu"] and devices["simulated"][0]["name"] == "rtx3090"
+    operators = {entry["operator"]: entry for entry in json.loads(magis("ops", "--json").out)["operators"]}
+    assert operators["aten.mm.default"]["recomputable"] is True
+    missing = json.loads(magis("ops", "missing", "../m.py:tiny", "--json").out)
+    assert missing["missing"] == {} and missing["operators"] > 5
+
+
 def test_models_and_devices(magis: Magis) -> None:
     models, devices = magis("models").out, magis("devices").out
     assert re.search(r"hf-bert +32 +512 +transformers", models)

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from magis import zoo
+from magis.api.pytorch import check_torch
 from magis.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class ModelSource:
 
         from magis.capture.workload import call_factory
 
+        check_torch()
         torch.manual_seed(self.seed)
         factory = self._factory
         with place:

@@ -11,6 +11,7 @@ import magis
 from magis.api.costs import Progress, silent
 from magis.api.costs import cost_model as cost_model
 from magis.api.models import ModelSource, resolve
+from magis.api.pytorch import torch_version
 from magis.fission.tree import Program
 from magis.ir.fingerprint import digest
 from magis.ir.graph import INPUT_KINDS, Graph, Value
@@ -196,10 +197,3 @@ def bytes_by_kind(graph: Graph) -> dict[str, int]:
     for node in graph.inputs:
         found[node.kind] += graph.spec(Value(node.id)).storage_bytes
     return found
-
-
-def torch_version() -> str:
-    """The running PyTorch's version, such as 2.13.0+cpu."""
-    import torch
-
-    return str(torch.__version__)

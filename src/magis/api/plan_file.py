@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from magis.api.plan import FORMAT, Certificate, Plan, batch_size, torch_version
+from magis.api.plan import FORMAT, Certificate, Plan, batch_size
+from magis.api.pytorch import check_torch, torch_version
 from magis.errors import InvalidGraphError, PlanError, UsageError
 from magis.fission.tree import Program
 from magis.ir.fingerprint import digest
@@ -162,6 +163,7 @@ def _check_operators(graph: Graph) -> None:
 
     from magis.aten.convert import overload
 
+    check_torch()
     for op in {node.op for node in graph.nodes.values() if not node.is_input}:
         if not isinstance(overload(op), torch._ops.OpOverload):
             raise PlanError(f"{op} is no operator of PyTorch")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from magis.api.units import human_bytes
-from magis.cli.output import print_table, write
+from magis.cli.options import Json
+from magis.cli.output import print_table, write, write_json
 
 
-def command() -> None:
+def command(as_json: Json = False) -> None:
     """List the devices that --device takes."""
     from magis.cost.device import DEVICES
 
+    if as_json:
+        write_json({"measured": ["cpu"], "simulated": list(DEVICES.values())})
+        return
     rows = [["cpu", "measured", "", "", "", "", ""]]
     for name, spec in DEVICES.items():
         rates = (spec.peak_flops_fp32 / 1e12, spec.peak_flops_bf16 / 1e12)

@@ -34,9 +34,10 @@ def command(
     """Run a plan beside eager, prove that the numbers are equal, and measure memory and time of both."""
     with guarded_stdout(as_json), working(f"loading {path}") as progress:
         from magis.api.plan_file import load_plan
-        from magis.api.run import run_plan
 
         plan = load_plan(path)
+        from magis.api.run import run_plan
+
         report = run_plan(plan, steps=steps, pairs=pairs, check=not no_check, progress=progress)
     _certify(plan, report, path)
     for line in report.notes:
@@ -51,8 +52,9 @@ def command(
 
 def _certify(plan: Plan, report: RunReport, path: Path) -> None:
     """Writes what was proven into the plan file; a failed proof takes an earlier certificate away."""
-    from magis.api.plan import Certificate, torch_version
+    from magis.api.plan import Certificate
     from magis.api.plan_file import save_plan, with_certificate
+    from magis.api.pytorch import torch_version
 
     proof = report.proof
     if proof is None or (not proof.ok and plan.certificate is None):
