@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from magis.backend.meters import storage_peak
 from magis.backend.runtime import compile_routine
@@ -17,6 +18,22 @@ from magis.lower.lower import lower
 from magis.sim.timeline import timeline
 
 SEED = 5
+
+
+class Of(nn.Module):
+    """A module around a function of itself, with named children, parameters and buffers."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
 
 
 def check(*made: Any, atol: float = 0.0) -> Captured:
@@ -94,7 +111,9 @@ def _tensors(step: Workload) -> Iterator[tuple[str, torch.Tensor]]:
 def assert_same(ours: Mapping[str, Any], theirs: Mapping[str, Any], atol: float = 0.0) -> None:
     """Every tensor equal within `atol`, NaN equal to NaN."""
     for name, tensor in theirs.items():
-        torch.testing.assert_close(ours[name], tensor, rtol=0.0, atol=atol, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            ours[name], tensor, rtol=0.0, atol=atol, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def mean_loss(model: Any, batch: Any) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from magis.capture import private
-from magis.capture.convert import Converter
+from magis.capture.convert import Converter, refuse_twofold_write
 from magis.capture.trace import Trace, trace
 from magis.capture.update import Update, add_update
 from magis.capture.workload import Workload, batch_tensors
@@ -58,7 +58,7 @@ def capture(workload: Workload) -> Captured:
     Nothing is computed and nothing is allocated: tensors may be real or on the meta device. Raises
     CaptureError with module and line when the step cannot be captured."""
     traced = trace(workload)
-    converter = Converter(traced, workload.name)
+    converter = Converter(traced)
     converter.convert()
     rank = _Rank()
     for write, maker in converter.written_back:
@@ -104,7 +104,11 @@ def _results(traced: Trace, converter: Converter, rank: _Rank) -> tuple[dict[str
     gradients: dict[Value, Value] = {}
     names = {value: name for (kind, name), value in reversed(converter.input_of.items()) if kind != "constant"}
     for node, role, target in private.output_roles(traced.graph):
-        if node is None or (role == "mutation" and converter.value_of[node] == _input(traced, converter, target)):
+        if (
+            node is None
+            or node in converter.zeros
+            or (role == "mutation" and converter.value_of[node] == _input(traced, converter, target))
+        ):
             continue
         value = converter.value_of[node]
         name = traced.output_names[target] if role == "output" else ""
@@ -115,6 +119,7 @@ def _results(traced: Trace, converter: Converter, rank: _Rank) -> tuple[dict[str
         elif role == "gradient":
             _accumulate(converter, gradients, _input(traced, converter, target), value, rank)
         elif role == "mutation":
+            refuse_twofold_write(node)
             _write_back(converter, _input(traced, converter, target), value, rank)
         else:
             raise CaptureError(f"the step has a result that cannot be captured ({target})")

@@ -32,9 +32,9 @@ class Converter:
     Inputs are created on first sight, one for each distinct tensor: tied parameters, and a tensor that a
     batch holds twice, are one input; inputs that share a storage own its bytes once."""
 
-    def __init__(self, traced: Trace, name: str) -> None:
+    def __init__(self, traced: Trace) -> None:
         self._trace = traced
-        self.edit = GraphEdit(Graph({}, (), (), name))
+        self.edit = GraphEdit(Graph({}, (), (), traced.name))
         self.value_of: dict[torch.fx.Node, Any] = {}
         self.input_of: dict[tuple[str, str], Value] = {}
         self._of_tensor: dict[int, Value] = {}
@@ -42,6 +42,7 @@ class Converter:
         self._storage: dict[Value, int] = {}  # the traced storage in which each value lies
         self._same_storage: dict[int, int] = {}  # traced storages that are one when the graph runs
         self.written_back: list[tuple[NodeId, NodeId]] = []  # (write into a buffer, maker of its contents)
+        self.zeros: set[torch.fx.Node] = set()  # gradients that reach an overwritten parameter from later steps
         self._draws = 0
 
     def convert(self) -> None:
@@ -79,9 +80,15 @@ class Converter:
     def _placeholder(self, node: torch.fx.Node) -> None:
         role, what = private.input_role(node)
         if role == "tangent":
-            return  # made where backward begins: see `_tangent`
+            if what == "loss":
+                return  # made where backward begins: see `_tangent`
+            self.zeros.add(node)
+            return
         if role == "unknown":
-            raise CaptureError(f"the step has an input that cannot be captured ({what})")
+            raise CaptureError(
+                f"{self._trace.name}: the step overwrites tensors that share memory with others ({what}); "
+                "pass copies (.clone()) or keep them apart"
+            )
         name = self._trace.batch_names[what] if role == "batch" else str(what).removeprefix("model.")
         original = self._trace.originals[role, name]
         self.value_of[node] = self.add_input(role, name, original, node.meta["val"])
@@ -94,6 +101,10 @@ class Converter:
         if op in _PASS_THROUGH or (op == "aten.clone.default" and self._is_idle_clone(node)):
             self._pass_through(node)
             return
+        summands = [a for a in node.args if a not in self.zeros]
+        if op == "aten.add.Tensor" and len(summands) == 1:
+            self.value_of[node] = self.value_of[summands[0]]  # type: ignore[index]
+            return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(f"{_origin(node).module or 'the step'}: {node.target} is no plain operator of PyTorch")
         self._operator(node, op)
@@ -104,7 +115,7 @@ class Converter:
         self._same_storage[node.meta["val"].untyped_storage()._cdata] = self._storage[value]
 
     def _storage_of(self, tensor: torch.Tensor) -> int:
-        storage = tensor.untyped_storage()._cdata
+        storage: int = tensor.untyped_storage()._cdata
         return self._same_storage.get(storage, storage)
 
     def _is_idle_clone(self, node: torch.fx.Node) -> bool:
@@ -146,6 +157,7 @@ class Converter:
         result = node.meta.get("val")
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         written = self._written(node)
+        _refuse_sparse(node, results)
         specs = [self._result_spec(item, inputs, item_index in written) for item_index, item in enumerate(results)]
         call = Call(op, args, kwargs, tuple(map(self._spec, inputs)), tuple(specs))
         specs = [
@@ -188,10 +200,13 @@ class Converter:
             return frozenset()
         if op_name(target) != "aten.copy_.default":
             raise CaptureError(f"{_origin(node).module or 'the step'}: {target} writes into a temporary")
+        refuse_twofold_write(node)
         return frozenset((0,))
 
     def _template(self, value: Any, inputs: list[Value]) -> Arg:
         if isinstance(value, torch.fx.Node):
+            if value in self.zeros:
+                raise CaptureError("the step overwrites a parameter in a way that needs its gradient; use no_grad()")
             if value not in self.value_of:
                 self.value_of[value] = self._tangent(value)
             found = self.value_of[value]
@@ -234,6 +249,26 @@ class Converter:
         spec = self.edit.node(value.node).outputs[value.output]
         assert spec is not None
         return spec
+
+
+def _refuse_sparse(node: torch.fx.Node, results: list[Any]) -> None:
+    for item in results:
+        if isinstance(item, torch.Tensor) and item.layout != torch.strided:
+            origin = _origin(node)
+            raise CaptureError(
+                f"{origin.module or 'the step'} ({origin.line}): {node.target} makes a {item.layout} tensor, which "
+                "cannot be captured; use dense tensors (of an embedding: sparse=False)"
+            )
+
+
+def refuse_twofold_write(node: torch.fx.Node) -> None:
+    """Raises CaptureError for a state that eager updates once in the forward pass and once in a recomputation."""
+    notes = private.annotation(node)
+    if notes.get("inside") == "checkpoint":
+        raise CaptureError(
+            f"{notes.get('module', '')} ({notes.get('line', '')}): a buffer is updated inside torch.utils.checkpoint, "
+            "which runs it twice; switch checkpointing off, magis decides itself what to recompute"
+        )
 
 
 def _permuted(spec: TensorSpec, order: list[int]) -> TensorSpec:

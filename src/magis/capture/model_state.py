@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,6 +52,10 @@ class FakeState:
     def __exit__(self, *_: object) -> None:
         for store, saved in self._tensors:
             _refill(store, saved)
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Puts all attributes but parameters and buffers back to what they were."""
         for module, before in self._attributes:
             _put_back(module, before)
 
@@ -94,11 +98,10 @@ def _put_back(module: torch.nn.Module, before: dict[str, tuple[Any, Any]]) -> No
 
 def _refill(container: Any, contents: Any) -> None:
     container.clear()
-    match container:
-        case MutableMapping() | MutableSet():
-            container.update(contents)
-        case MutableSequence():
-            container.extend(contents)
+    if isinstance(container, (dict, set)):
+        container.update(contents)
+    else:
+        container.extend(contents)
 
 
 class Rebinding:
@@ -117,7 +120,9 @@ class Rebinding:
             if new is old:
                 continue
             if kind == "parameter":
-                raise CaptureError(f"{name} is replaced by another parameter in the forward pass; write into it instead")
+                raise CaptureError(
+                    f"{name} is replaced by another parameter in the forward pass; write into it instead"
+                )
             if new is None or (new.shape, new.dtype) != (old.shape, old.dtype):
                 raise CaptureError(f"{name} is replaced in the forward pass by a tensor of another shape or type")
             store[leaf] = old

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
@@ -181,7 +183,12 @@ class CastCache:
         kernels = dict(op.py_kernels)
         op.py_kernels.update(dict.fromkeys(_COMPOSITE, self._cast))
         op._dispatch_cache.clear()
-        torch.clear_autocast_cache = lambda: (self._casts.clear(), clear())
+
+        def clear_both() -> None:
+            self._casts.clear()
+            clear()
+
+        torch.clear_autocast_cache = clear_both
         try:
             yield
         finally:
@@ -209,6 +216,44 @@ class CastCache:
         device = tensor.device.type
         own = getattr(torch._C.DispatchKey, f"Autocast{device.upper()}")
         return bool(torch._C._dispatch_tls_is_dispatch_key_excluded(own)) and dtype == torch.get_autocast_dtype(device)
+
+
+class Checkpoints:
+    """Runs checkpointed blocks as plain calls: what to recompute is decided later, and not in the model.
+
+    The numbers stay the same: a recomputation repeats its random draws. `active` says that one is running."""
+
+    def __init__(self) -> None:
+        self.active = False
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """Replaces both kinds of checkpoint while inside."""
+        before = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
+        checkpoint._checkpoint_without_reentrant_generator = self._around
+        checkpoint.CheckpointFunction = SimpleNamespace(apply=self._reentrant)
+        try:
+            yield
+        finally:
+            checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction = before
+
+    def _around(self, *_: Any, **__: Any) -> Iterator[None]:
+        outer, self.active = self.active, True
+        try:
+            yield
+        finally:
+            self.active = outer
+
+    def _reentrant(self, function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+        """Without an input that requires a gradient, the reentrant kind gives none to its weights either."""
+        wanted = any(isinstance(a, torch.Tensor) and a.requires_grad for a in args) and torch.is_grad_enabled()
+        block = self._around()
+        next(block)
+        try:
+            with torch.set_grad_enabled(wanted):
+                return function(*args)
+        finally:
+            next(block, None)
 
 
 _INTERPOLATIONS = tuple(
@@ -245,7 +290,7 @@ def joint_graph(module: torch.nn.Module, args: tuple[Any, ...], casts: CastCache
 
 
 def input_role(node: torch.fx.Node) -> tuple[str, Any]:
-    """What a placeholder stands for: ("parameter", name), ("buffer", name), ("batch", index) or ("tangent", i)."""
+    """What a placeholder stands for: ("parameter", name), ("buffer", name), ("batch", index), ("tangent", of what)."""
     desc = node.meta["desc"]
     match desc:
         case aot.ParamAOTInput():
@@ -255,7 +300,7 @@ def input_role(node: torch.fx.Node) -> tuple[str, Any]:
         case aot.PlainAOTInput():
             return "batch", desc.idx
         case aot.TangentAOTInput():
-            return "tangent", desc
+            return "tangent", "loss" if isinstance(desc.output, aot.PlainAOTOutput) else "mutation"
     return "unknown", type(desc).__name__
 
 

@@ -52,14 +52,14 @@ class ModulePath:
 class SourceLines(TorchFunctionMode):  # type: ignore[misc]
     """Annotates what each call of PyTorch traces with the running module and the caller's source line."""
 
-    def __init__(self, path: ModulePath, casts: private.CastCache) -> None:
+    def __init__(self, path: ModulePath, casts: private.CastCache, checkpoints: private.Checkpoints) -> None:
         super().__init__()
-        self._path = path
-        self._casts = casts
+        self._path, self._casts, self._checkpoints = path, casts, checkpoints
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._casts.enabled = torch._C._is_any_autocast_enabled()
-        with private.annotate(module=self._path.current, line=_calling_line()):
+        inside = "checkpoint" if self._checkpoints.active else ""
+        with private.annotate(module=self._path.current, line=_calling_line(), inside=inside):
             return func(*args, **(kwargs or {}))
 
 
@@ -88,12 +88,27 @@ def explain(error: BaseException, module: str = "") -> CaptureError:
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if not f.filename.startswith((_TORCH, _HERE, _STDLIB))]
     line = source_line(outside[-1].filename, outside[-1].lineno) if outside else "no source line"
+    return CaptureError(f"{where} ({line}): {_reason(error)}")
+
+
+_READS_VALUES = (
+    "reads the value of a tensor that depends on the batch or the model's state (.item(), bool(tensor), nonzero, a "
+    "mask as index); such a step cannot be captured: compute it with tensor operations such as torch.where"
+)
+_REASONS = {
+    ".numpy() is not supported": "leaves PyTorch for NumPy; such a step cannot be captured: use tensor operations",
+    "wrapped inside of a functionalize()": (
+        "writes into a tensor that is neither a parameter or buffer of the model nor in the batch; "
+        "make it a buffer (register_buffer)"
+    ),
+}
+
+
+def _reason(error: BaseException) -> str:
     if isinstance(error, private.DATA_DEPENDENT):
-        reason = (
-            "reads the value of a tensor that depends on the batch (.item(), bool(tensor), nonzero, a mask as index); "
-            "such a step cannot be captured: compute it with tensor operations such as torch.where"
-        )
-    else:
-        text = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {text[0] if text else 'no message'}"
-    return CaptureError(f"{where} ({line}): {reason}")
+        return _READS_VALUES
+    text = str(error).strip()
+    for part, reason in _REASONS.items():
+        if part in text:
+            return reason
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"

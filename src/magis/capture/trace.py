@@ -20,6 +20,7 @@ from magis.errors import CaptureError, MagisError, UsageError
 class Trace:
     """A traced step: the joint graph, and what its placeholders and results are called."""
 
+    name: str
     graph: torch.fx.Graph
     constants: dict[str, torch.Tensor]
     batch_names: list[str]
@@ -47,11 +48,17 @@ def _trace_once(workload: Workload) -> Trace:
     batch = _Batch(workload)
     path = ModulePath()
     casts = private.CastCache()
-    step = _Step(workload, batch, SourceLines(path, casts), casts)
-    originals = named_tensors(workload.model) | {("batch", n): t for n, t in zip(batch.names, batch.tensors)}
     state = FakeState(workload.model, mode)
+    checkpoints = private.Checkpoints()
+    step = _Step(workload, batch, state, SourceLines(path, casts, checkpoints), casts)
+    originals = named_tensors(workload.model) | {("batch", n): t for n, t in zip(batch.names, batch.tensors)}
     try:
-        with state, path.follow(workload.model), torch.set_grad_enabled(workload.loss_fn is not None):
+        with (
+            state,
+            path.follow(workload.model),
+            checkpoints.undone(),
+            torch.set_grad_enabled(workload.loss_fn is not None),
+        ):
             fakes = tuple(private.fake_like(mode, t).requires_grad_(t.requires_grad) for t in batch.tensors)
             module = private.joint_graph(step, fakes, casts)
             replaced = state.replaced()
@@ -64,12 +71,12 @@ def _trace_once(workload: Workload) -> Trace:
         raise explain(error, path.current) from error
     constants = {node.target: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
     _check_constants(workload, constants, replaced)
-    return Trace(module.graph, constants, batch.names, step.output_names, step.output_structure, originals)
+    return Trace(
+        workload.name, module.graph, constants, batch.names, step.output_names, step.output_structure, originals
+    )
 
 
-def _check_constants(
-    workload: Workload, constants: dict[str, torch.Tensor], replaced: dict[str, torch.Tensor]
-) -> None:
+def _check_constants(workload: Workload, constants: dict[str, torch.Tensor], replaced: dict[str, torch.Tensor]) -> None:
     """Tensors outside parameters, buffers and batch may be read, but not trained or carried along."""
     for constant in constants.values():
         if constant.requires_grad and workload.loss_fn is not None:
@@ -116,24 +123,22 @@ class _Step(torch.nn.Module):
     Replaced buffers come back as further outputs, named "buffer:" and the buffer's name."""
 
     def __init__(
-        self, workload: Workload, batch: _Batch, lines: SourceLines, casts: private.CastCache
+        self, workload: Workload, batch: _Batch, state: FakeState, lines: SourceLines, casts: private.CastCache
     ) -> None:
         super().__init__()
         self.model = workload.model
-        self._workload, self._batch, self._lines, self._casts = workload, batch, lines, casts
+        self._workload, self._batch, self._state, self._lines, self._casts = workload, batch, state, lines, casts
         self.output_names: list[str] = []
         self.output_structure: Any = None
 
     def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self._state.rewind()  # tracing runs the forward pass more than once
         torch.clear_autocast_cache()
         self._casts.start((*self.model.parameters(), *args))
         rebinding = Rebinding(self.model)
         with self._lines:
             result = self._workload.call(self._batch.filled(args))
-        if self._workload.loss_fn is not None:
-            outputs = [self._checked_loss(result)]
-        else:
-            outputs = self._outputs(result)
+        outputs = self._outputs(result) if self._workload.loss_fn is None else [self._checked_loss(result)]
         rebound = rebinding.collect()
         self.output_names += [f"buffer:{name}" for name in rebound]
         return (*outputs, *(tensor.detach().clone() for tensor in rebound.values()))
