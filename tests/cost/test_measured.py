@@ -212,7 +212,7 @@ def test_the_hash_is_of_the_costs_that_were_used(cache: ProfileCache) -> None:
     assert used(first) != before
 
 
-def test_what_is_never_said_to_be_measured() -> None:
+def test_coverage_in_words() -> None:
     assert str(Coverage()) == "nothing to measure"
     coverage = Coverage({"measured": 3, "estimated": 1}, {"measured": 0.9, "estimated": 0.1})
     assert str(coverage) == "3 measured (90 % of the time), 1 estimated (10 % of the time)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import lru_cache
 from math import log
 from statistics import median
@@ -66,7 +65,7 @@ class _Point:
 class _Relation:
     """The wanted call is `ratio` times as long as a measured one along the dimensions `along`."""
 
-    ratio: Fraction
+    ratio: float
     along: tuple[int, ...]
     cost: CallMeasurement
 
@@ -172,13 +171,13 @@ def _is_integer(value: Arg) -> bool:
 def _relations(sizes: tuple[tuple[int, ...], ...], points: Iterable[_Point]) -> Iterator[_Relation]:
     for point in points:
         found = _ratio(sizes, point.sizes)
-        if found is not None and Fraction(1, FARTHEST) <= found[0] <= FARTHEST:
+        if found is not None and 1 / FARTHEST <= found[0] <= FARTHEST:
             yield _Relation(*found, point.cost)
 
 
 def _ratio(
     ours: tuple[tuple[int, ...], ...], theirs: tuple[tuple[int, ...], ...]
-) -> tuple[Fraction, tuple[int, ...]] | None:
+) -> tuple[float, tuple[int, ...]] | None:
     """By what factor ours are longer, and for each tensor in which dimension (-1: none)."""
     longer, shorter = 1, 1
     along = []
@@ -192,17 +191,17 @@ def _ratio(
             return None
         longer, shorter = a, b
         along.append(different[0])
-    return Fraction(longer, shorter), tuple(along)
+    return longer / shorter, tuple(along)
 
 
-def _distance(relation: _Relation) -> tuple[Fraction, tuple[int, ...], float]:
+def _distance(relation: _Relation) -> tuple[float, tuple[int, ...], float]:
     return max(relation.ratio, 1 / relation.ratio), relation.along, relation.cost.latency_s
 
 
 def _between(one: _Relation, other: _Relation) -> CallMeasurement:
     """Linear between a shorter and a longer call, at size 1 where theirs are 1 / ratio."""
     low, high = sorted((one, other), key=lambda relation: 1 / relation.ratio)
-    start, end = float(1 / low.ratio), float(1 / high.ratio)
+    start, end = 1 / low.ratio, 1 / high.ratio
     share = (1 - start) / (end - start)
 
     def mix(a: float, b: float) -> float:
@@ -214,6 +213,6 @@ def _between(one: _Relation, other: _Relation) -> CallMeasurement:
 
 
 def _in_proportion(near: _Relation) -> CallMeasurement:
-    ratio, fixed_s = float(near.ratio), min(DISPATCH_S, near.cost.latency_s)
+    ratio, fixed_s = near.ratio, min(DISPATCH_S, near.cost.latency_s)
     latency_s = fixed_s + (near.cost.latency_s - fixed_s) * ratio
     return CallMeasurement(latency_s, 0.0, 0, round(near.cost.workspace_bytes * ratio))
