@@ -1,0 +1,76 @@
+"""A plan brought to life on its model, at the planned batch size or, by the same steps, at another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from magis.api.models import ModelSource
+from magis.api.plan import Plan
+from magis.api.plan_file import check_plan
+from magis.errors import UsageError
+from magis.fission.tree import Program
+from magis.ir.graph import Schedule
+from magis.ir.text import parse_graph
+from magis.lower.lower import lower
+from magis.lower.routine import Routine
+
+if TYPE_CHECKING:
+    import torch
+
+    from magis.backend.runtime import CompiledStep
+    from magis.capture.capture import Captured
+    from magis.capture.workload import Workload
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A program for one captured step: what is simulated, compiled and run."""
+
+    source: ModelSource
+    captured: Captured
+    program: Program
+    schedule: Schedule
+
+    def routine(self) -> Routine:
+        """The program as instructions."""
+        return lower(self.program, self.schedule)
+
+    def compile(self) -> CompiledStep:
+        """The program as a Python function."""
+        from magis.backend.runtime import compile_routine
+
+        return compile_routine(self.routine())
+
+    def workload(self) -> Workload:
+        """Model and batch with real tensors."""
+        return self.source.build(fake=False)
+
+    def state(self, workload: Workload) -> Mapping[str, torch.Tensor]:
+        """The optimizer's tensors, by name."""
+        return {} if self.captured.update is None else self.captured.update.state(workload)
+
+
+def instantiate(plan: Plan, batch: int | None = None) -> Instance:
+    """Captures the plan's model again and puts the plan on it.
+
+    With another `batch` the same rules are applied to the step captured at that size. Raises PlanError when
+    the model is not the one that was planned, UsageError when the size cannot be changed."""
+    source = plan.source()
+    if batch is None or batch == plan.batch:
+        captured = source.capture()
+        check_plan(plan, captured)
+        graph = parse_graph(plan.program)
+        return Instance(source, captured, Program(graph), _schedule(plan))
+    source = replace(source, sizes={**source.sizes, "batch": batch})
+    captured = source.capture()
+    if plan.history:
+        raise UsageError("this plan cannot be replayed at another batch size; run it at the planned one")
+    return Instance(source, captured, Program(captured.graph), captured.schedule)
+
+
+def _schedule(plan: Plan) -> Schedule:
+    from magis.api.plan_file import parse_schedule
+
+    return parse_schedule(plan.schedule)

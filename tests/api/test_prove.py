@@ -1,0 +1,139 @@
+"""The proof passes what is right and catches what is wrong."""
+
+import pytest
+import torch
+
+from magis import zoo
+from magis.api.prove import prove
+from magis.backend.runtime import compile_routine
+from magis.capture.capture import capture
+from magis.capture.workload import Workload, workload
+from magis.errors import InvalidGraphError
+from magis.fission.tree import Program
+from magis.ir.structure import readers_before_write
+from magis.ir.verify import verify
+from magis.lower.lower import lower
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def _mlp(update=None):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.1), torch.nn.Linear(32, 4)
+    )
+    batch = (torch.randn(24, 16), torch.randn(24, 4))
+    return Workload(model, lambda m, b: ((m(b[0]) - b[1]) ** 2).mean(), batch, update, "mlp")
+
+
+def _compiled(made, schedule=None):
+    captured = capture(made)
+    return captured, compile_routine(lower(Program(captured.graph), schedule or captured.schedule))
+
+
+def _tampered(captured, step, name, change):
+    """The step with one of its results changed."""
+    place = captured.graph.output_names.index(name)
+
+    def run(inputs):
+        results = list(step(inputs))
+        results[place] = change(results[place])
+        return tuple(results)
+
+    return run
+
+
+def test_right_numbers_pass_with_dropout_and_batch_norm():
+    made = _mlp()
+    captured, step = _compiled(made)
+    result = prove(made, captured, step)
+    assert result.ok
+    assert result.failures == ()
+    assert result.tensors == 1 + 6 + 3 + 2  # loss, gradients, buffers, batch
+    assert result.batch == 24
+
+
+@pytest.mark.parametrize("change", [torch.zeros_like, lambda g: 2 * g, lambda g: g * float("nan"), lambda g: g + 1e-4])
+@pytest.mark.parametrize("name", ["grad:3.bias", "grad:0.weight", "loss"])
+def test_a_changed_result_fails(name, change):
+    made = _mlp()
+    captured, step = _compiled(made)
+    result = prove(made, captured, _tampered(captured, step, name, change))
+    assert not result.ok
+    assert [line.split(":")[0] for line in result.failures] == [name.split(":")[0]]
+
+
+def test_a_gradient_that_is_zero_by_mathematics_may_be_noise():
+    """A bias in front of batch normalisation has no effect: eager's gradient for it is rounding noise."""
+    made = _mlp()
+    captured, step = _compiled(made)
+    assert prove(made, captured, _tampered(captured, step, "grad:0.bias", torch.zeros_like)).ok
+    assert not prove(made, captured, _tampered(captured, step, "grad:0.bias", torch.ones_like)).ok
+
+
+def test_a_skipped_random_draw_fails():
+    made = _mlp()
+    captured, step = _compiled(made)
+
+    def run(inputs):
+        torch.rand(1)
+        return step(inputs)
+
+    result = prove(made, captured, run)
+    assert any("generator" in line for line in result.failures)
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_stale_or_repeated_update_fails(times):
+    made = _mlp("sgd-inplace")
+    captured, step = _compiled(made)
+    weight = made.model[3].weight
+
+    def run(inputs):
+        before = weight.detach().clone()
+        results = step(inputs)
+        weight.copy_(before + times * (weight - before))
+        return results
+
+    result = prove(made, captured, run)
+    assert [line.split(" ")[0] for line in result.failures] == ["parameter:3.weight:"]
+
+
+def test_reading_a_weight_after_its_update_fails():
+    """The likeliest silent wrong gradient: an operator that should have run before the weight was overwritten."""
+    made = _mlp("sgd-inplace")
+    captured = capture(made)
+    graph = captured.graph
+    writers = readers_before_write(graph)
+    weight = next(node.id for node in graph.inputs if node.name == "3.weight")
+    readers = next(found for writer, found in writers.items() if graph.nodes[writer].inputs[0].node == weight)
+    late = {max(n for n in readers if graph.nodes[n].op == "aten.mm.default")}
+    for node in graph.nodes.values():
+        if late & {value.node for value in node.inputs}:
+            late.add(node.id)
+    order = (*(n for n in captured.schedule if n not in late), *(n for n in captured.schedule if n in late))
+    with pytest.raises(InvalidGraphError, match="no read after write"):
+        verify(graph, order)
+    step = compile_routine(lower(Program(graph), order))
+    assert not prove(made, captured, step).ok
+
+
+def test_updated_weights_are_proven_and_put_back():
+    made = _mlp("sgd-inplace")
+    captured, step = _compiled(made)
+    before = {name: tensor.clone() for name, tensor in made.model.state_dict().items()}
+    assert prove(made, captured, step).ok
+    assert all(torch.equal(before[name], tensor) for name, tensor in made.model.state_dict().items())
+
+
+def test_a_doubled_bias_gradient_of_a_transformer_fails():
+    pytest.importorskip("transformers")
+    made = workload(zoo.build("hf-bert-dropout-toy"), "hf-bert-dropout-toy")
+    captured, step = _compiled(made)
+    name = "grad:bert.encoder.layer.0.output.dense.bias"
+    assert prove(made, captured, step).ok
+    assert not prove(made, captured, _tampered(captured, step, name, lambda g: 2 * g)).ok
+    assert not prove(made, captured, _tampered(captured, step, name, torch.zeros_like)).ok
