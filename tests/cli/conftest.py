@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.setenv("MAGIS_CACHE", str(tmp_path / "costs.sqlite"))
     monkeypatch.delenv("MAGIS_TRACEBACK", raising=False)
     return tmp_path / "work"

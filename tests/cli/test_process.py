@@ -26,7 +26,7 @@ assert not heavy, heavy
 
 
 def _run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=120, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=300, **options)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("models",), ("devices",), ("plan", "--help")])
@@ -88,3 +88,15 @@ def test_a_reader_that_goes_away(folder: Path) -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_plan_run_show(folder: Path) -> None:
+    """All of it for real: measured plan, proof, certificate."""
+    planned = _run(*MAGIS, "plan", "../m.py:updated", "-o", "x.json")
+    assert (planned.returncode, planned.stderr) == (0, "")
+    done = _run(*MAGIS, "run", "x.json", "--pairs", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["proof"]["ok"] is True and found["proof"]["batch"] == 16
+    assert found["optimized"]["peak_bytes"] == pytest.approx(found["predicted_peak_bytes"], rel=0.03)
+    assert json.loads((folder / "x.json").read_text())["certificate"]["tensors"] == found["proof"]["tensors"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDTH = 120
+WIDTH = 160
 """Columns of a table that is not shown on a terminal."""
 QUIET_S = 30.0
 

@@ -69,8 +69,8 @@ def _print(report: PeakReport, top: int) -> None:
     _table("module", rows, len(report.modules), ("module", "tensors", "bytes"), ("tensors", "bytes"))
     write("\n")
     tensors = [_row(tensor) for tensor in report.tensors[:top]]
-    columns = ("tensor", "bytes", "type", "made by", "at step", "kept until")
-    _table("tensor", tensors, len(report.tensors), columns, ("bytes", "at step"))
+    columns = ("tensor", "bytes", "type", "module", "operator", "line", "made at step", "kept until")
+    _table("tensor", tensors, len(report.tensors), columns, ("bytes",))
 
 
 def _table(
@@ -83,12 +83,14 @@ def _table(
 
 def _row(tensor: HotTensor) -> tuple[str, ...]:
     shape = f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
-    made = f"{where(tensor.born)}: {tensor.born.op}"
-    return tensor.name, human_bytes(tensor.nbytes), shape, made, str(tensor.born.step), _until(tensor.dies)
+    born = tensor.born
+    line = born.line.rpartition("/")[2]
+    operator = born.op.removeprefix("aten.").removesuffix(".default")
+    return tensor.name, human_bytes(tensor.nbytes), shape, born.module, operator, line, _when(born), _when(tensor.dies)
 
 
-def _until(place: Place) -> str:
-    return f"{place.step} ({_what(place)})"
+def _when(place: Place) -> str:
+    return f"{place.step} {place.direction}"
 
 
 def where(place: Place) -> str:
