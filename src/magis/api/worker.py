@@ -108,11 +108,13 @@ class Side:
         return asdict(result)
 
 
-def serve(kind: str, plan_path: Path, batch: int | None, answer: Callable[[dict[str, Any]], None]) -> None:
+def serve(
+    kind: str, plan_path: Path, batch: int | None, remedy: str, answer: Callable[[dict[str, Any]], None]
+) -> None:
     """Answers the requests on stdin until it ends. Errors are answered as {"error": line}."""
     try:
         side = Side(kind, plan_path, batch)
-        answer({"ready": True})
+        answer({"ready": True, "remedy": remedy})
         for line in sys.stdin:
             answer(getattr(side, json.loads(line)["do"])())
     except MagisError as error:
@@ -134,13 +136,14 @@ def main() -> None:
     def answer(message: dict[str, Any]) -> None:
         protocol.write(json.dumps(message) + "\n")
 
-    remedy = None
-    if kind == OPTIMIZED:
-        from magis.backend.resident import follow_live
+    batch = int(rest[0]) if rest else None
+    if kind == EAGER:
+        serve(kind, Path(plan_path), batch, "none", answer)
+        return
+    from magis.backend.resident import follow_live
 
-        remedy = follow_live()
-        remedy.__enter__()
-    serve(kind, Path(plan_path), int(rest[0]) if rest else None, answer)
+    with follow_live() as remedy:
+        serve(kind, Path(plan_path), batch, remedy.description, answer)
 
 
 if __name__ == "__main__":
