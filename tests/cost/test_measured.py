@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +211,18 @@ def test_the_hash_is_of_the_costs_that_were_used(cache: ProfileCache) -> None:
     assert used(first) == before
     cache.store(HERE, first, CallMeasurement(1.0, 0.0, 3, 0))
     assert used(first) != before
+
+
+def test_a_row_that_cannot_be_read_costs_nothing_but_itself(cache: ProfileCache) -> None:
+    known, odd = mm(64, 64, 64), mm(32, 64, 64)
+    MeasuredCost(cache, Machine()).prepare([known, odd])
+    assert cache.path is not None
+    with sqlite3.connect(cache.path) as connection:
+        connection.execute("UPDATE costs SET call = 'scrambled' WHERE call LIKE '%f32[32,64]%'")
+    connection.close()
+    costs = MeasuredCost(cache, Machine())
+    assert costs.coverage([known, odd]).calls == {"measured": 1, "interpolated": 1}
+    assert costs.coverage([pointwise("exp", 10)]).calls == {"estimated": 1}
 
 
 def test_coverage_in_words() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magis.cost.profile import CallMeasurement, Environment, ProfileCache, call_text, default_path, parse_call
+from magis.cost.profile import CallMeasurement, Environment, ProfileCache, call_text, default_path, op_of, parse_call
 from magis.ir.args import Slot, Symbol
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
@@ -77,6 +77,8 @@ def test_a_call_is_read_back_from_its_text() -> None:
     back = parse_call(call_text(ADD))
     assert (back.op, back.args, back.kwargs) == (ADD.op, ADD.args, ADD.kwargs)
     assert back.inputs[1].strides == (1, 8)
+    assert op_of(call_text(ADD)) == "aten.add.Tensor"
+    assert op_of("damaged") == ""
 
 
 def test_where_the_file_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

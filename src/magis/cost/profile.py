@@ -72,6 +72,12 @@ def parse_call(text: str) -> Call:
     return graph.call(graph.nodes[max(graph.nodes)])
 
 
+def op_of(text: str) -> str:
+    """The operator in what `call_text` wrote, without reading the rest."""
+    lines = text.splitlines()[:-2]
+    return lines[-1].partition(" = ")[2].partition("(")[0] if lines else ""
+
+
 def _node(number: int, op: str, specs: tuple[TensorSpec | None, ...], args: tuple[str, ...] = ()) -> Node:
     return Node(NodeId(number), op, (), tuple(_placeless(spec, op == INPUT) for spec in specs), args)
 
