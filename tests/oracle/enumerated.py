@@ -139,11 +139,11 @@ def variance(call: Call, tensors: Tensors) -> torch.Tensor:
 
 
 def softmax_gradient(call: Call, tensors: Tensors) -> torch.Tensor:
-    return _along(call, 2, tensors[0], tensors[1], lambda g, y: (y * g, -y.unsqueeze(-1) * (y * g).unsqueeze(-2)))
+    return _along(call, 2, *tensors, lambda g, y: (y * g, -y.unsqueeze(-1) * (y * g).unsqueeze(-2)))
 
 
 def log_softmax_gradient(call: Call, tensors: Tensors) -> torch.Tensor:
-    return _along(call, 2, tensors[0], tensors[1], lambda g, y: (g, -y.exp().unsqueeze(-1) * g.unsqueeze(-2)))
+    return _along(call, 2, *tensors, lambda g, y: (g, -y.exp().unsqueeze(-1) * g.unsqueeze(-2)))
 
 
 def log_softmax(call: Call, tensors: Tensors) -> torch.Tensor:
@@ -181,11 +181,9 @@ def loss(place: int) -> Enumeration:
 
 def total_weight(call: Call, tensors: Tensors) -> torch.Tensor:
     weight = _at(call, tensors, 2)
-    terms = []
-    for label in _have(call, tensors, 1).reshape(-1).tolist():
-        kept = label != call.args[4]
-        terms.append((1.0 if weight is None else float(weight[label])) if kept else 0.0)
-    return torch.tensor(terms, dtype=torch.float64)
+    labels = _have(call, tensors, 1).reshape(-1).tolist()
+    each = [0.0 if label == call.args[4] else 1.0 if weight is None else float(weight[label]) for label in labels]
+    return torch.tensor(each, dtype=torch.float64)
 
 
 def attention_gradient(of_queries: bool) -> Enumeration:
@@ -233,10 +231,7 @@ ENUMERATED: dict[str, dict[int, Enumeration]] = {
     "_softmax_backward_data.default": {0: softmax_gradient},
     "_log_softmax_backward_data.default": {0: log_softmax_gradient},
     "_log_softmax.default": {0: log_softmax},
-    "mse_loss.default": {0: loss(2)},
-    "huber_loss.default": {0: loss(2)},
-    "smooth_l1_loss.default": {0: loss(2)},
-    "soft_margin_loss.default": {0: loss(2)},
+    **{f"{name}_loss.default": {0: loss(2)} for name in ("mse", "huber", "smooth_l1", "soft_margin")},
     "binary_cross_entropy.default": {0: loss(3)},
     "binary_cross_entropy_with_logits.default": {0: loss(4)},
     "nll_loss_forward.default": {1: total_weight},

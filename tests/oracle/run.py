@@ -19,14 +19,7 @@ from magis.ir.graph import Call, TensorSpec
 from magis.ops.registry import rule_for
 from magis.ops.rule import Sample, T
 
-UNDEFINED = (
-    "aten.empty.memory_format",
-    "aten.empty_like.default",
-    "aten.empty_permuted.default",
-    "aten.empty_strided.default",
-    "aten.new_empty.default",
-    "aten.new_empty_strided.default",
-)
+UNDEFINED = rule_for("aten.empty.memory_format").ops
 """Results hold whatever the memory held."""
 
 

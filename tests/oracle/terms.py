@@ -191,7 +191,7 @@ def _sign_problems(wide: Case, output: int, names: list[str], squares: torch.Ten
     """For arguments too large to take apart: under random signs of their elements, the mean square of a sum is
     the sum of its terms' squares. Compared on average over all results, so only gross errors show."""
     named = _named(wide, names)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(1)  # the values were drawn from seed 0
     runs = 64 if squares.numel() < 64 else 8
     mean = 0.0
     for _ in range(runs):

@@ -22,7 +22,7 @@ class InPlace(OpRule):
 
     ops = overloads("""
         add_.Scalar add_.Tensor addcdiv_.default addcmul_.default atan2_.default celu_.default clamp_.Tensor
-        clamp_.default clamp_max_.Tensor clamp_max_.default clamp_min_.Tensor clamp_min_.default cumsum_.default
+        clamp_.default clamp_max_.Tensor clamp_max_.default clamp_min_.Tensor clamp_min_.default
         div_.Scalar div_.Scalar_mode div_.Tensor div_.Tensor_mode elu_.default fmod_.Scalar fmod_.Tensor
         hardtanh_.default hypot_.default leaky_relu_.default lerp_.Scalar lerp_.Tensor masked_fill_.Scalar
         masked_fill_.Tensor masked_scatter_.default mul_.Scalar mul_.Tensor nan_to_num_.default pow_.Scalar
@@ -34,7 +34,6 @@ class InPlace(OpRule):
         "addcdiv_": (X, X),
         "addcmul_": (Y, X),
         "clamp_": (-0.5, 0.5),
-        "cumsum_": (1,),
         "lerp_": (X, 0.1),
         "masked_fill_": (T((3, 4), DType.BOOL), 0.5),
         "masked_scatter_": (T((3, 4), DType.BOOL), T((12,))),
