@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from magis.aten.convert import spec_of, torch_dtype
 from magis.capture import private
 from magis.capture.convert import Converter, refuse_twofold_write
 from magis.capture.trace import Trace, trace
@@ -63,12 +65,13 @@ def capture(workload: Workload) -> Captured:
     rank = _Rank()
     for write, maker in converter.written_back:
         rank.follow(write, maker)
-    outputs, gradients = _results(traced, converter, rank)
+    outputs, gradients = _Results(traced, converter, rank).collect()
     update = None
     if workload.update is not None:
-        update = add_update(workload, converter, gradients, rank.follow)
-    else:
-        outputs |= {f"grad:{name}": value for name, value in gradients.items()}
+        of_parameters = {name: gradients.pop((kind, name)) for kind, name in list(gradients) if kind == "parameter"}
+        update = add_update(workload, converter, of_parameters, rank.follow)
+        gradients |= {("parameter", name): value for name, value in of_parameters.items()}
+    outputs |= {f"grad:{name}": value for (_, name), value in gradients.items()}
     converter.edit.set_outputs(outputs.values(), outputs)
     graph = _without_dead_nodes(converter.edit.finish())
     order = topological_order(graph, rank.of(graph))
@@ -78,87 +81,95 @@ def capture(workload: Workload) -> Captured:
 
 
 class _Rank:
-    """Positions for nodes that capture adds: right after the node that they follow, as eager runs them."""
+    """Positions for nodes that capture adds: right after the node that they follow, as eager runs them; those that
+    follow the same node one after the other."""
 
     def __init__(self) -> None:
         self._after: dict[NodeId, NodeId] = {}
 
     def follow(self, added: NodeId, earlier: NodeId) -> None:
-        """`added` runs as soon as it can after `earlier`."""
-        self._after[added] = earlier
+        """`added` runs as soon as it can after `earlier`, which is older."""
+        self._after[added] = self._after.get(earlier, earlier)
 
     def of(self, graph: Graph) -> dict[NodeId, float]:
         """For each node its place in eager order."""
+        followers: Counter[NodeId] = Counter()
         rank: dict[NodeId, float] = {}
-        for node_id in graph.nodes:
-            earlier = self._after.get(node_id)
-            rank[node_id] = -1.0 if graph.nodes[node_id].is_input else float(node_id)
-            if earlier is not None:
-                rank[node_id] = rank.get(earlier, float(earlier)) + 1e-6
+        for node_id, node in graph.nodes.items():
+            traced = self._after.get(node_id, node_id)
+            followers[traced] += 1
+            rank[node_id] = -1.0 if node.is_input else traced + 1e-6 * followers[traced]
         return rank
 
 
-def _results(traced: Trace, converter: Converter, rank: _Rank) -> tuple[dict[str, Value], dict[str, Value]]:
-    """Named outputs, and the whole gradient of each input; buffer mutations become writes."""
-    outputs: dict[str, Value] = {}
-    gradients: dict[Value, Value] = {}
-    names = {value: name for (kind, name), value in reversed(converter.input_of.items()) if kind != "constant"}
-    for node, role, target in private.output_roles(traced.graph):
-        if (
-            node is None
-            or node in converter.zeros
-            or (role == "mutation" and converter.value_of[node] == _input(traced, converter, target))
-        ):
-            continue
-        value = converter.value_of[node]
-        name = traced.output_names[target] if role == "output" else ""
+Gradients = dict[tuple[str, str], Value]
+
+
+class _Results:
+    """What the step hands back and what it writes, from the results of the traced graph."""
+
+    def __init__(self, traced: Trace, converter: Converter, rank: _Rank) -> None:
+        self._traced, self._converter, self._rank = traced, converter, rank
+        self._outputs: dict[str, Value] = {}
+        self._shares: dict[Value, list[Value]] = {}
+
+    def collect(self) -> tuple[dict[str, Value], Gradients]:
+        """Named outputs, and the whole gradient of each input; mutations become writes."""
+        take = {"output": self._output, "gradient": self._gradient, "mutation": self._mutation}
+        for node, role, target in private.output_roles(self._traced.graph):
+            if node is None or node in self._converter.zeros:
+                continue
+            if role not in take:
+                raise CaptureError(f"{self._traced.name}: the step has a result that cannot be captured ({target})")
+            take[role](node, target)
+        named = [item for item in reversed(self._converter.input_of.items()) if item[0][0] != "constant"]
+        names = {value: name for name, value in named}
+        return self._outputs, {names[of]: self._total(shares) for of, shares in self._shares.items()}
+
+    def _output(self, node: torch.fx.Node, index: Any) -> None:
+        name, value = self._traced.output_names[index], self._converter.value_of[node]
         if name.startswith("buffer:"):
-            _write_back(converter, converter.input_of["buffer", name.removeprefix("buffer:")], value, rank)
-        elif role == "output":
-            outputs[name] = value
-        elif role == "gradient":
-            _accumulate(converter, gradients, _input(traced, converter, target), value, rank)
-        elif role == "mutation":
-            refuse_twofold_write(node)
-            _write_back(converter, _input(traced, converter, target), value, rank)
+            self._write(self._converter.input_of["buffer", name.removeprefix("buffer:")], value)
         else:
-            raise CaptureError(f"the step has a result that cannot be captured ({target})")
-    return outputs, {names[of]: value for of, value in gradients.items()}
+            self._outputs[name] = value
 
+    def _gradient(self, node: torch.fx.Node, target: Any) -> None:
+        self._shares.setdefault(self._input(target), []).append(self._converter.value_of[node])
 
-def _input(traced: Trace, converter: Converter, target: Any) -> Value:
-    """The input that a parameter's or buffer's name, or a batch index, stands for."""
-    if isinstance(target, int):
-        return converter.input_of["batch", traced.batch_names[target]]
-    name = str(target).removeprefix("model.")
-    kind = "parameter" if ("parameter", name) in converter.input_of else "buffer"
-    return converter.input_of[kind, name]
+    def _mutation(self, node: torch.fx.Node, target: Any) -> None:
+        overwritten, value = self._input(target), self._converter.value_of[node]
+        if value != overwritten:
+            refuse_twofold_write(node)
+            self._write(overwritten, value)
 
+    def _write(self, target: Value, new: Value) -> None:
+        self._rank.follow(self._converter.write(target, new), new.node)
 
-def _accumulate(converter: Converter, gradients: dict[Value, Value], of: Value, share: Value, rank: _Rank) -> None:
-    """Adds a share of a gradient (each use of a tied parameter has one), in the order of their making."""
-    if of not in gradients:
-        gradients[of] = share
-        return
-    first, second = sorted((gradients[of], share), key=lambda value: value.node)
-    edit = converter.edit
-    spec = edit.node(first.node).outputs[first.output]
-    assert spec is not None
-    spec = replace(spec, alias_of=None, storage_bytes=spec.nbytes, offset=0)
-    total = edit.add("aten.add.Tensor", (first, second), [spec], (Slot(0), Slot(1)), origin=Origin("", "", "backward"))
-    rank.follow(total, second.node)
-    gradients[of] = Value(total)
+    def _input(self, target: Any) -> Value:
+        """The input that a parameter's or buffer's name, or a batch index, stands for."""
+        inputs = self._converter.input_of
+        if isinstance(target, int):
+            return inputs["batch", self._traced.batch_names[target]]
+        name = str(target).removeprefix("model.")
+        return inputs["parameter" if ("parameter", name) in inputs else "buffer", name]
 
-
-def _write_back(converter: Converter, target: Value, new: Value, rank: _Rank) -> None:
-    """Writes a mutated buffer's new contents into it."""
-    edit = converter.edit
-    spec = edit.node(target.node).outputs[target.output]
-    assert spec is not None
-    written = replace(spec, alias_of=0, writes=True, storage_bytes=0)
-    origin = edit.node(new.node).origin
-    added = edit.add("aten.copy_.default", (target, new), [written], (Slot(0), Slot(1)), origin=origin)
-    rank.follow(added, new.node)
+    def _total(self, shares: list[Value]) -> Value:
+        """The sum of a gradient's shares (each name of a tied parameter has one), in the order of their making."""
+        total, *others = sorted(shares)
+        edit = self._converter.edit
+        for share in others:
+            summands = [edit.node(value.node).outputs[value.output] for value in (total, share)]
+            like = [
+                torch.empty_strided(spec.shape, spec.strides, dtype=torch_dtype(spec.dtype), device="meta")
+                for spec in summands
+                if spec is not None
+            ]
+            spec = replace(spec_of(like[0] + like[1]), device=summands[0].device)  # type: ignore[union-attr]
+            origin = Origin("", "", "backward")
+            added = edit.add("aten.add.Tensor", (total, share), [spec], (Slot(0), Slot(1)), origin=origin)
+            self._rank.follow(added, share.node)
+            total = Value(added)
+        return total
 
 
 def _without_dead_nodes(graph: Graph) -> Graph:

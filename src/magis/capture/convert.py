@@ -43,6 +43,7 @@ class Converter:
         self._same_storage: dict[int, int] = {}  # traced storages that are one when the graph runs
         self.written_back: list[tuple[NodeId, NodeId]] = []  # (write into a buffer, maker of its contents)
         self.zeros: set[torch.fx.Node] = set()  # gradients that reach an overwritten parameter from later steps
+        self._newest: dict[Value, Value] = {}  # input -> its version after the writes so far
         self._draws = 0
 
     def convert(self) -> None:
@@ -76,6 +77,29 @@ class Converter:
             self._same_storage[storage] = self._storage.setdefault(known, storage)
         self.input_of[kind, name] = known
         return known
+
+    def add_state(self, name: str, spec: TensorSpec) -> Value:
+        """An input that the optimizer keeps from step to step."""
+        made = Value(self.edit.add(INPUT, (), [spec], ("state", name)))
+        self.input_of["state", name] = made
+        return made
+
+    def newest(self, target: Value) -> Value:
+        """The version of an input after all writes so far."""
+        return self._newest.get(target, target)
+
+    def written_spec(self, target: Value) -> TensorSpec:
+        """The type of an input's next version."""
+        return replace(self._spec(target), alias_of=0, writes=True, storage_bytes=0)
+
+    def write(self, target: Value, new: Value) -> NodeId:
+        """Adds a copy of a value over an input's newest version."""
+        origin = self.edit.node(new.node).origin
+        target, first = self.newest(target), target
+        spec = self.written_spec(target)
+        added = self.edit.add("aten.copy_.default", (target, new), [spec], (Slot(0), Slot(1)), origin=origin)
+        self._newest[first] = Value(added)
+        return added
 
     def _placeholder(self, node: torch.fx.Node) -> None:
         role, what = private.input_role(node)
@@ -171,6 +195,7 @@ class Converter:
                 self._storage[value] = self._storage_of(item)
         self.value_of[node] = values if isinstance(result, (tuple, list)) else values[0]
         if written:
+            self._newest[inputs[0]] = Value(node_id)
             self.written_back.append((node_id, max(value.node for value in inputs[1:])))
 
     def _permuted_mask(self, node: torch.fx.Node) -> None:

@@ -7,6 +7,7 @@ its inputs and outputs, annotations that survive into backward nodes, and fake t
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -23,6 +24,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.optim import optimizer as optimizer_module
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -287,6 +289,36 @@ def joint_graph(module: torch.nn.Module, args: tuple[Any, ...], casts: CastCache
     loss among them; of the forward alone when no gradient is wanted."""
     with contextlib.ExitStack() as stack, eager_kernels(), casts.installed(), fx_traceback.preserve_node_meta():
         return aot_export_joint_with_descriptors(stack, module, args).graph_module  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def step_numbers_as_tensors() -> Iterator[None]:
+    """Optimizers take their step count as a double-precision tensor where they would ask for its value, so that
+    one trace serves every step and bias corrections keep their digits. No profiler marks."""
+    modules = [
+        m for name, m in list(sys.modules.items()) if name.startswith("torch.optim") and hasattr(m, "_get_value")
+    ]
+    profiler = torch.autograd.profiler
+    before = [module._get_value for module in modules], profiler.record_function
+    for module in modules:
+        module._get_value = _as_number
+    profiler.record_function = lambda _: contextlib.nullcontext()
+    try:
+        yield
+    finally:
+        for module, original in zip(modules, before[0]):
+            module._get_value = original
+        profiler.record_function = before[1]
+
+
+def _as_number(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) else value
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether other code runs around each step of this optimizer."""
+    general = optimizer_module._global_optimizer_pre_hooks or optimizer_module._global_optimizer_post_hooks
+    return bool(general or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def input_role(node: torch.fx.Node) -> tuple[str, Any]:
