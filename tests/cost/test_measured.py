@@ -70,8 +70,8 @@ class Machine:
 
     def with_fewer_rows(self, call: Call, fraction: float) -> Call | None:
         first, *others = call.inputs
-        rows = int(first.shape[0] * fraction)
-        if call.op in self.unsliceable or rows < 1:
+        rows = max(1, int(first.shape[0] * fraction))
+        if call.op in self.unsliceable or rows >= first.shape[0]:
             return None
         out = call.outputs[0]
         assert out is not None
@@ -122,6 +122,17 @@ def test_a_long_call_is_measured_on_a_slice(cache: ProfileCache) -> None:
     assert max(true_s(part) for part in machine.measured) < 0.3
     assert costs.latency_s(call) == pytest.approx(true_s(call), rel=0.01)
     assert costs.workspace_bytes(call) == pytest.approx(1000 + 8 * 40_000, rel=1e-6)
+
+
+def test_the_workspace_of_a_call_whose_slice_is_one_row(cache: ProfileCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magis.cost.measured.DIRECT_S", 0.02)
+    monkeypatch.setattr("magis.cost.measured.SLICE_S", 0.01)
+    machine = Machine(workspace=True)
+    costs = MeasuredCost(cache, machine)
+    call = mm(4, 15_000, 15_000)
+    assert costs.prepare([call]).calls == {"scaled": 1}
+    assert [part.inputs[0].shape[0] for part in machine.measured] == [1, 2]
+    assert costs.workspace_bytes(call) == pytest.approx(1000 + 8 * 4, abs=1)
 
 
 def test_a_call_on_too_much_memory_is_measured_on_a_slice(cache: ProfileCache) -> None:
@@ -288,15 +299,16 @@ def test_literal_sizes_follow_or_stay() -> None:
 def test_the_roofline_takes_the_rate_of_the_nearest_call_of_the_kind() -> None:
     known = _calibrated(mm(512, 512, 512), mm(64, 64, 64), pointwise("gelu", 1_000_000))
     wanted = mm(700, 300, 500)
-    assert known.roofline_s(wanted) == pytest.approx(true_s(wanted), rel=0.05)
-    assert known.roofline_s(pointwise("exp", 3_000_000)) == pytest.approx(24e6 / 2e9, rel=0.05)
+    assert known.roofline(wanted).latency_s == pytest.approx(true_s(wanted), rel=0.05)
+    assert known.roofline(pointwise("exp", 3_000_000)).latency_s == pytest.approx(24e6 / 2e9, rel=0.05)
+    assert known.roofline(mm(1024, 512, 256)).workspace_bytes == 512
     skinny = mm(1, 4000, 4000)  # bound by the bytes of the matrix, not by its operations
-    assert known.roofline_s(skinny) == pytest.approx(4 * 16_008_000 / 2e9, rel=0.05)
+    assert known.roofline(skinny).latency_s == pytest.approx(4 * 16_008_000 / 2e9, rel=0.05)
 
 
 def test_nothing_measured_gives_default_rates() -> None:
-    assert Calibration().roofline_s(mm(1000, 1000, 1000)) == pytest.approx(0.05, rel=0.01)
-    assert Calibration().roofline_s(view(3)) == DISPATCH_S
+    assert Calibration().roofline(mm(1000, 1000, 1000)).latency_s == pytest.approx(0.05, rel=0.01)
+    assert Calibration().roofline(view(3)).latency_s == DISPATCH_S
 
 
 def test_the_order_of_measurements_does_not_matter() -> None:
@@ -305,4 +317,4 @@ def test_the_order_of_measurements_does_not_matter() -> None:
     one, other = _calibrated(*calls), _calibrated(*reversed(calls))
     for call in wanted:
         assert one.interpolated(call) == other.interpolated(call)
-        assert one.roofline_s(call) == other.roofline_s(call)
+        assert one.roofline(call) == other.roofline(call)

@@ -103,20 +103,22 @@ class Calibration:
         beyond = [r for r in found if r.along == nearest.along and (r.ratio > 1) != (nearest.ratio > 1)]
         return _between(nearest, min(beyond, key=_distance)) if beyond else _in_proportion(nearest)
 
-    def roofline_s(self, call: Call) -> float:
-        """Seconds by the rate of the measured call of the same operator and type that is nearest in work, or
-        by the median rate over operators, but no less than its bytes take."""
+    def roofline(self, call: Call) -> CallMeasurement:
+        """Latency and workspace by the rates of the measured call of the same operator and type that is nearest
+        in work, or by the median rate over operators, but no less time than its bytes take."""
         wanted = work(call)
         if wanted is None or wanted.size == 0:
-            return DISPATCH_S
+            return CallMeasurement(DISPATCH_S, 0.0, 0, 0)
         near = _reliable(self._kinds.get((call.op, compute_dtype(call)), ()))
+        workspace_bytes = 0
         if near:
-            point = min(near, key=lambda p: (abs(log(p.work.size / wanted.size)), p.work.size, p.cost.latency_s))
+            point = min(near, key=lambda p: (abs(log(p.work.size / wanted.size)), p.work.size, *_figures(p.cost)))
             rate = point.work.size / max(point.cost.latency_s - DISPATCH_S, 1e-9)
+            workspace_bytes = round(point.cost.workspace_bytes * wanted.size / point.work.size)
         else:
             rate = self._rate(wanted.flops > 0)
         bytes_s = wanted.nbytes / self._rate(False) if wanted.flops else 0.0
-        return DISPATCH_S + max(wanted.size / rate, bytes_s)
+        return CallMeasurement(DISPATCH_S + max(wanted.size / rate, bytes_s), 0.0, 0, workspace_bytes)
 
     def _rate(self, products: bool) -> float:
         """Median operations (or, without products, bytes) per second of the measured calls."""
@@ -194,8 +196,13 @@ def _ratio(
     return longer / shorter, tuple(along)
 
 
-def _distance(relation: _Relation) -> tuple[float, tuple[int, ...], float]:
-    return max(relation.ratio, 1 / relation.ratio), relation.along, relation.cost.latency_s
+def _distance(relation: _Relation) -> tuple[float, tuple[int, ...], float, int]:
+    return max(relation.ratio, 1 / relation.ratio), relation.along, *_figures(relation.cost)
+
+
+def _figures(cost: CallMeasurement) -> tuple[float, int]:
+    """Settles ties, so that the order of measurements does not matter."""
+    return cost.latency_s, cost.workspace_bytes
 
 
 def _between(one: _Relation, other: _Relation) -> CallMeasurement:

@@ -169,9 +169,9 @@ class MeasuredCost:
         self._read([call.op])
         return self._calibration.interpolated(call)
 
-    def _roofline_s(self, call: Call) -> float:
+    def _roofline(self, call: Call) -> CallMeasurement:
         self._read(sorted(self._unread))
-        return self._calibration.roofline_s(call)
+        return self._calibration.roofline(call)
 
     def _text(self, call: Call) -> str:
         text = self._texts.get(call)
@@ -194,11 +194,12 @@ class MeasuredCost:
         found = self._interpolated(call)
         if found is not None:
             return _Cost(found.latency_s, found.workspace_bytes, "interpolated")
-        return _Cost(self._roofline_s(call), rule_for(call.op).workspace_bytes(call), "estimated")
+        found = self._roofline(call)
+        workspace_bytes = found.workspace_bytes or rule_for(call.op).workspace_bytes(call)
+        return _Cost(found.latency_s, workspace_bytes, "estimated")
 
     def _estimate_s(self, call: Call) -> float:
-        found = self._interpolated(call)
-        return self._roofline_s(call) if found is None else found.latency_s
+        return (self._interpolated(call) or self._roofline(call)).latency_s
 
     def _effort_s(self, call: Call) -> float:
         """Seconds that measuring the call will take, about."""
@@ -231,7 +232,7 @@ class MeasuredCost:
         ratio = whole.size / done.size
         workspace_bytes = cost.workspace_bytes
         if workspace_bytes:
-            workspace_bytes += max(0, round((ratio - 1) * done.size * self._workspace_slope(part, cost)))
+            workspace_bytes += max(0, round((whole.size - done.size) * self._workspace_slope(call, part, cost)))
         return replace(
             cost,
             latency_s=cost.latency_s * ratio,
@@ -240,15 +241,18 @@ class MeasuredCost:
             scaled=True,
         )
 
-    def _workspace_slope(self, part: Call, cost: CallMeasurement) -> float:
-        """Workspace bytes per unit of work, from this slice and its half; in proportion when it has no half."""
-        half = self._measurer.with_fewer_rows(part, 0.5)
-        full, less = work(part), None if half is None else work(half)
-        assert full is not None
-        smaller = None if half is None else self._known(half)
-        if smaller is None or less is None or less.size >= full.size:
-            return cost.workspace_bytes / full.size
-        return (cost.workspace_bytes - smaller.workspace_bytes) / (full.size - less.size)
+    def _workspace_slope(self, call: Call, part: Call, cost: CallMeasurement) -> float:
+        """Workspace bytes per unit of work, from this slice and its half, or twice it when it is one row; in
+        proportion when there is neither."""
+        done, whole = work(part), work(call)
+        assert done is not None and whole is not None
+        twice = 2.001 * done.size / whole.size
+        other = self._measurer.with_fewer_rows(part, 0.5) or (self._slice(call, twice) if twice < 1 else None)
+        second = None if other is None else self._known(other)
+        size = 0 if other is None else (work(other) or done).size
+        if second is None or size == done.size:
+            return cost.workspace_bytes / done.size
+        return (cost.workspace_bytes - second.workspace_bytes) / (done.size - size)
 
     def _slice(self, call: Call, fraction: float) -> Call | None:
         part = self._measurer.with_fewer_rows(call, fraction)
