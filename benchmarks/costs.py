@@ -82,7 +82,7 @@ def print_measured(calls: Sequence[Call], distinct: Sequence[Call], folder: Path
         f"table, stored             {rate(lambda call: cache.store(measurer.environment, call, rows[0][1]), distinct)}"
     )
     load_s = seconds(lambda: MeasuredCost(cache, measurer))
-    print(f"table, loaded and read    {len(table) / load_s:>12,.0f} /s {load_s / len(table) * 1e6:>9.2f} us")
+    print(f"table, loaded             {len(table) / load_s:>12,.0f} /s {load_s / len(table) * 1e6:>9.2f} us")
 
 
 def print_step(given: Workload, captured: Captured, calls: Sequence[Call], pairs: int, folder: Path) -> None:

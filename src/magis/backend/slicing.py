@@ -89,7 +89,7 @@ def _inferred(call: Call) -> Call | None:
         return None
     if len(made) != len(call.outputs):
         return None
-    outputs = []
+    outputs: list[TensorSpec | None] = []
     for tensor, old in zip(made, call.outputs):
         if old is None or not isinstance(tensor, torch.Tensor):
             outputs.append(None)
