@@ -3,7 +3,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 STAMP := .venv/.installed
-DEMO := --batch 2 --seq 128
+DEMO := --batch 8 --seq 128
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all check format bench wheel clean
