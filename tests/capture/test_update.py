@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from stepping import Of, mean_loss
 from torch import Tensor, nn
 
 from magis.backend.meters import storage_peak
@@ -17,7 +18,6 @@ from magis.errors import CaptureError, UsageError
 from magis.fission.tree import Program
 from magis.lower.lower import lower
 from magis.sim.timeline import timeline
-from stepping import Of, mean_loss
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 X = torch.randn(6, 8)

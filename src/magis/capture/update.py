@@ -44,7 +44,7 @@ class Update:
         self._check_options(optimizer)
         group_of = _groups(optimizer)
         parameters = dict(workload.model.named_parameters(remove_duplicate=False))
-        found = {}
+        found: dict[str, torch.Tensor] = {}
         for name, values in self.initial.items():
             parameter = parameters[name]
             options = _options(optimizer.param_groups[group_of[id(parameter)]])
@@ -65,8 +65,9 @@ class Update:
                 now = group.get(key)
                 if not isinstance(value, torch.Tensor) and now != value:
                     raise UsageError(
-                        f"the optimizer's {key} of group {index} changed from {value} to {now} since the step was captured; "
-                        f"make it a tensor ({key}=torch.tensor({value})), which is read in each step, or capture again"
+                        f"the optimizer's {key} of group {index} changed from {value} to {now} since the step was "
+                        f"captured; make it a tensor ({key}=torch.tensor({value})), which is read in each step, or "
+                        "capture again"
                     )
 
 
