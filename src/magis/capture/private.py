@@ -295,10 +295,9 @@ def joint_graph(module: torch.nn.Module, args: tuple[Any, ...], casts: CastCache
 def step_numbers_as_tensors() -> Iterator[None]:
     """Optimizers take their step count as a double-precision tensor where they would ask for its value, so that
     one trace serves every step and bias corrections keep their digits. No profiler marks."""
-    modules = [
-        m for name, m in list(sys.modules.items()) if name.startswith("torch.optim") and hasattr(m, "_get_value")
-    ]
-    profiler = torch.autograd.profiler
+    loaded: list[Any] = [module for name, module in list(sys.modules.items()) if name.startswith("torch.optim")]
+    modules = [module for module in loaded if hasattr(module, "_get_value")]
+    profiler: Any = torch.autograd.profiler
     before = [module._get_value for module in modules], profiler.record_function
     for module in modules:
         module._get_value = _as_number
