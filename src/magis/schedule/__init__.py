@@ -1,0 +1,1 @@
+"""Order: when each operator runs. Re-ordering costs no time (paper section 5.1)."""
