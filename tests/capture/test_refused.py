@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from stepping import Of, check, mean_loss
@@ -77,8 +79,6 @@ def test_numpy_in_forward() -> None:
 
 
 def test_numpy_function_in_forward() -> None:
-    import numpy as np
-
     message = refusal(Block(lambda y: y * float(np.abs(y.detach().cpu()).sum())))
     assert HERE in message
 
@@ -202,6 +202,39 @@ def test_overwritten_tensors_that_share_memory() -> None:
 
     message = refusal(nn.Linear(8, 8), loss, (whole[:4], whole[2:]))
     assert message_names(message, "share memory", "clone()")
+
+
+def test_own_generator() -> None:
+    generator = torch.Generator()
+    message = refusal(Block(lambda y: y + torch.randn(8, generator=generator)))
+    assert message_names(message, "Generator", "default generator")
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: np.random.rand()])
+def test_other_random_numbers(draw: Callable[[], float]) -> None:
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    message = refusal(Block(lambda y: y * draw()))
+    assert message_names(message, "random numbers", "draw from torch")
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())
+
+
+def test_gradient_hook() -> None:
+    model = nn.Linear(8, 8)
+    model.weight.register_hook(lambda g: g * 2)
+    assert message_names(refusal(model), "weight has a gradient hook")
+
+
+def test_hidden_checks() -> None:
+    message = refusal(Block(lambda y: torch.linalg.inv(y[:, :4])))
+    assert message_names(message, "block (", "inv_ex")
+
+
+def test_generator_stays() -> None:
+    """Capturing draws nothing, whatever the step and its optimizer draw."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    before = torch.get_rng_state()
+    capture(workload((model, mean_loss, X, torch.optim.Adam(model.parameters()))))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_inference_without_tensors() -> None:

@@ -18,6 +18,14 @@ from magis.ir.graph import INPUT, Call, Graph, NodeId, Origin, TensorSpec, Value
 from magis.ops.registry import rule_for
 
 # They copy nothing in a functional graph.
+_SCATTER = (
+    torch.ops.aten.slice_scatter.default,
+    torch.ops.aten.select_scatter.default,
+    torch.ops.aten.diagonal_scatter.default,
+    torch.ops.aten.as_strided_scatter.default,
+)
+# Lazy views that every kernel resolves into a copy of its own: the copy is made once, and counted.
+_RESOLVED = {"aten._conj.default": "aten._conj_physical.default", "aten._neg_view.default": "aten.neg.default"}
 _PASS_THROUGH = {
     "aten.detach.default",
     "aten.alias.default",
@@ -131,11 +139,18 @@ class Converter:
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CaptureError(f"{_origin(node).module or 'the step'}: {node.target} is no plain operator of PyTorch")
-        self._operator(node, op)
+        if op == "aten.copy.default" and self._is_idle_copy(node):
+            self._pass_through(node, 1)
+            return
+        try:
+            self._operator(node, _RESOLVED.get(op, op))
+        except (TypeError, KeyError) as error:
+            place = f"{_origin(node).module or 'the step'} ({_origin(node).line})"
+            raise CaptureError(f"{place}: {node.target} cannot be captured ({error})") from error
 
-    def _pass_through(self, node: torch.fx.Node) -> None:
+    def _pass_through(self, node: torch.fx.Node, argument: int = 0) -> None:
         """The node's result is its argument, whatever storage tracing gave it."""
-        value = self.value_of[node] = self.value_of[node.args[0]]  # type: ignore[index]
+        value = self.value_of[node] = self.value_of[node.args[argument]]  # type: ignore[index]
         self._same_storage[node.meta["val"].untyped_storage()._cdata] = self._storage[value]
 
     def _storage_of(self, tensor: torch.Tensor) -> int:
@@ -152,6 +167,18 @@ class Converter:
             return False
         before, after = source.meta["val"], node.meta["val"]
         return bool(before.stride() == after.stride() and before.storage_offset() == after.storage_offset())
+
+    def _is_idle_copy(self, node: torch.fx.Node) -> bool:
+        """Whether the functional form of a copy into a tensor gives just what was copied: a temporary of the same
+        type, whose layout matters to no reader."""
+        source: Any = node.args[1]
+        value = self.value_of.get(source)
+        if not isinstance(value, Value) or self._lies_in_input(value):
+            return False
+        before, after = source.meta["val"], node.meta["val"]
+        layout = before.stride() == after.stride() and before.storage_offset() == after.storage_offset()
+        scattered = all(user.target in _SCATTER and user.args[1] is node for user in node.users)
+        return bool(before.shape == after.shape and before.dtype == after.dtype and (layout or scattered))
 
     def _lies_in_input(self, value: Value) -> bool:
         storage = self._storage[value]
@@ -182,7 +209,9 @@ class Converter:
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         written = self._written(node)
         _refuse_sparse(node, results)
-        specs = [self._result_spec(item, inputs, item_index in written) for item_index, item in enumerate(results)]
+        resolved = op in _RESOLVED.values() and results[0].is_conj() | results[0].is_neg()
+        items = [torch.empty_like(item) for item in results] if resolved else results
+        specs = [self._result_spec(item, inputs, index in written) for index, item in enumerate(items)]
         call = Call(op, args, kwargs, tuple(map(self._spec, inputs)), tuple(specs))
         specs = [
             spec and replace(spec, storage_bytes=rule_for(op).storage_bytes(call, i)) for i, spec in enumerate(specs)

@@ -15,7 +15,8 @@ Correction = Callable[[Any, Any], Any]
 
 
 def corrected(func: Any, args: Any, result: Any) -> Any:
-    """The fake result as the kernel would make it; call it under the fake mode."""
+    """The fake result as the kernel would make it. Corrections make tensors out of their arguments only, since a
+    tensor made from nothing would be a real one."""
     correction = _CORRECTIONS.get(func)
     return result if correction is None else correction(args, result)
 
@@ -62,6 +63,21 @@ def _in_memory_order(args: Any, result: Any) -> Any:
     return torch.empty_like(args[0]) if result.stride() != torch.empty_like(args[0]).stride() else result
 
 
+def _whole_storage(args: Any, result: Any) -> Any:
+    """A copy that keeps strides copies all of the storage, gaps and what lies around included."""
+    like = args[0]
+    if any(stride == 0 and length > 1 for stride, length in zip(like.stride(), like.shape)) or not like.numel():
+        return result
+    elements = like.untyped_storage().nbytes() // like.itemsize
+    return like.new_empty(elements).as_strided(like.shape, like.stride(), like.storage_offset())
+
+
+def _one_more_offset(args: Any, result: Any) -> Any:
+    """The bag of each index is worked out in a buffer one longer."""
+    out, bags, *rest = result
+    return (out, bags.new_empty(bags.shape[0] + 1)[:-1] if bags.numel() else bags, *rest)
+
+
 _CORRECTIONS: dict[Any, Correction] = {
     aten.native_layer_norm.default: _statistics(2),
     aten.native_group_norm.default: _statistics(1),
@@ -72,4 +88,10 @@ _CORRECTIONS: dict[Any, Correction] = {
     aten.native_group_norm_backward.default: _asked_only(9, _like_input),
     aten.native_batch_norm_backward.default: _asked_only(9),
     aten.bernoulli.p: _in_memory_order,
+    aten.copy.default: _whole_storage,
+    aten.slice_scatter.default: _whole_storage,
+    aten.select_scatter.default: _whole_storage,
+    aten.diagonal_scatter.default: _whole_storage,
+    aten.as_strided_scatter.default: _whole_storage,
+    aten._embedding_bag.default: _one_more_offset,
 }

@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from magis.capture import private
 from magis.errors import CaptureError
+
+
+class PlainRandomNumbers:
+    """Python's and NumPy's random generators, put back afterwards. `drawn` says whether anything was drawn."""
+
+    def __enter__(self) -> PlainRandomNumbers:
+        self._before = random.getstate(), np.random.get_state()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        random.setstate(self._before[0])
+        np.random.set_state(self._before[1])
+
+    @property
+    def drawn(self) -> bool:
+        """Whether either generator moved."""
+        python, numpy = self._before
+        return random.getstate() != python or repr(np.random.get_state()) != repr(numpy)
+
 
 _OWN = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 
@@ -25,6 +46,8 @@ def named_tensors(model: torch.nn.Module) -> dict[tuple[str, str], torch.Tensor]
     for (_, name), tensor in found.items():
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
             raise CaptureError(f"{name} has no shape yet: run the model once on a batch before optimizing it")
+        if getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None):
+            raise CaptureError(f"{name} has a gradient hook, which cannot be captured; remove it before")
         if tensor.layout != torch.strided or tensor.is_quantized:
             kind = "quantized" if tensor.is_quantized else str(tensor.layout)
             raise CaptureError(f"{name} is a {kind} tensor; only dense tensors can be captured")

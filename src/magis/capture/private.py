@@ -45,6 +45,12 @@ class KnownValuesMode(FakeTensorMode):  # type: ignore[misc]
         super().__init__(allow_non_fake_inputs=True)
         self._corrected = corrected
 
+    def from_tensor(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """A fake of a real tensor: an input, whatever operators PyTorch makes it with (2.14 does so in the mode)."""
+        fake = super().from_tensor(tensor, *args, **kwargs)
+        fake.__dict__.pop(_RECIPE, None)
+        return fake
+
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs one operator on fake tensors; answers `.item()` of a tensor whose value is known."""
         kwargs = kwargs or {}
@@ -130,19 +136,15 @@ def claims_tracing() -> Iterator[None]:
 def eager_kernels() -> Iterator[None]:
     """Takes away Python decompositions that tracing prefers to the kernels that eager runs.
 
-    Interpolation would be traced as indexing with computed positions, an idle dropout as a copy; the ones of
-    recurrent networks forget dropout between layers."""
-    saved = []
-    for name in _EAGER_KERNELS:
-        packet = getattr(torch.ops.aten, name, None)
-        for overload in packet.overloads() if packet is not None else ():
-            op = getattr(packet, overload)
-            saved.append((op, dict(op.py_kernels)))
-            for key in _COMPOSITE:
-                op.py_kernels.pop(key, None)
-                if name == "lstm" and torch.is_grad_enabled():
-                    op.py_kernels[key] = partial(_without_onednn, op)
-            op._dispatch_cache.clear()
+    They change numbers and memory: interpolation becomes indexing with computed positions, an idle dropout a copy,
+    recurrent networks lose dropout between layers, some losses come out wrong."""
+    saved = [(op, dict(op.py_kernels)) for op in _decomposed()]
+    for op, _ in saved:
+        for key in _COMPOSITE:
+            op.py_kernels.pop(key, None)
+            if op.name().startswith("aten::lstm") and torch.is_grad_enabled():
+                op.py_kernels[key] = partial(_without_onednn, op)
+        op._dispatch_cache.clear()
     try:
         yield
     finally:
@@ -150,6 +152,18 @@ def eager_kernels() -> Iterator[None]:
             op.py_kernels.clear()
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
+
+
+@cache
+def _decomposed() -> tuple[Any, ...]:
+    """Every operator with a Python decomposition of its own, but those that tracing needs."""
+    found = []
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        if isinstance(packet, torch._ops.OpOverloadPacket) and name not in _KEPT_DECOMPOSITIONS:
+            overloads = [getattr(packet, overload) for overload in packet.overloads()]
+            found += [op for op in overloads if not op.py_kernels.keys().isdisjoint(_COMPOSITE)]
+    return tuple(found)
 
 
 def _without_onednn(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -231,13 +245,16 @@ class Checkpoints:
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
         """Replaces both kinds of checkpoint while inside."""
-        before = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
-        checkpoint._checkpoint_without_reentrant_generator = self._around
+        name = "_checkpoint_without_reentrant_generator"
+        name += "_impl" if hasattr(checkpoint, f"{name}_impl") else ""  # since 2.14
+        before = getattr(checkpoint, name), checkpoint.CheckpointFunction
+        setattr(checkpoint, name, self._around)
         checkpoint.CheckpointFunction = SimpleNamespace(apply=self._reentrant)
         try:
             yield
         finally:
-            checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction = before
+            setattr(checkpoint, name, before[0])
+            checkpoint.CheckpointFunction = before[1]
 
     def _around(self, *_: Any, **__: Any) -> Iterator[None]:
         outer, self.active = self.active, True
@@ -258,20 +275,9 @@ class Checkpoints:
             next(block, None)
 
 
-_INTERPOLATIONS = tuple(
-    f"{prefix}{kind}"
-    for prefix, kinds in (
-        (
-            "upsample_",
-            ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d"),
-        ),
-        ("_upsample_", ("nearest_exact1d", "nearest_exact2d", "nearest_exact3d", "bilinear2d_aa", "bicubic2d_aa")),
-    )
-    for kind in kinds
-)
 _COMPOSITE = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-_EAGER_KERNELS = (*_INTERPOLATIONS, *_RECURRENT, "dropout", "hardshrink", "softshrink")
+# Batch normalisation would write its statistics in place; one_hot would look at its input.
+_KEPT_DECOMPOSITIONS = ("native_batch_norm", "cudnn_batch_norm", "one_hot")
 
 
 def annotate(**notes: str) -> contextlib.AbstractContextManager[Any]:

@@ -101,6 +101,9 @@ _REASONS = {
         "writes into a tensor that is neither a parameter or buffer of the model nor in the batch; "
         "make it a buffer (register_buffer)"
     ),
+    "HigherOrderOperator with_effects": (
+        "runs a check inside an operator, such as those of torch.linalg; use the form without it (torch.linalg.inv_ex)"
+    ),
 }
 
 

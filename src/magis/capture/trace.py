@@ -10,7 +10,7 @@ import torch.utils._pytree as pytree
 
 from magis.capture import private
 from magis.capture.metadata import corrected
-from magis.capture.model_state import FakeState, Rebinding, named_tensors
+from magis.capture.model_state import FakeState, PlainRandomNumbers, Rebinding, named_tensors
 from magis.capture.sources import ModulePath, SourceLines, explain
 from magis.capture.workload import Workload, flatten_batch
 from magis.errors import CaptureError, MagisError, UsageError
@@ -48,12 +48,14 @@ def _trace_once(workload: Workload) -> Trace:
     batch = _Batch(workload)
     path = ModulePath()
     casts = private.CastCache()
+    numbers = PlainRandomNumbers()
     state = FakeState(workload.model, mode)
     checkpoints = private.Checkpoints()
     step = _Step(workload, batch, state, SourceLines(path, casts, checkpoints), casts)
     originals = named_tensors(workload.model) | {("batch", n): t for n, t in zip(batch.names, batch.tensors)}
     try:
         with (
+            numbers,
             state,
             path.follow(workload.model),
             checkpoints.undone(),
@@ -61,7 +63,7 @@ def _trace_once(workload: Workload) -> Trace:
         ):
             fakes = tuple(private.fake_like(mode, t).requires_grad_(t.requires_grad) for t in batch.tensors)
             module = private.joint_graph(step, fakes, casts)
-            replaced = state.replaced()
+            replaced, drawn = state.replaced(), numbers.drawn
     except MagisError:
         raise
     except private.DATA_DEPENDENT as error:
@@ -71,6 +73,11 @@ def _trace_once(workload: Workload) -> Trace:
         raise explain(error, path.current) from error
     constants = {node.target: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
     _check_constants(workload, constants, replaced)
+    if drawn:
+        raise CaptureError(
+            f"{workload.name}: the step draws from Python's or NumPy's random numbers, which would be the same in "
+            "every step; draw from torch"
+        )
     return Trace(
         workload.name, module.graph, constants, batch.names, step.output_names, step.output_structure, originals
     )
@@ -79,6 +86,11 @@ def _trace_once(workload: Workload) -> Trace:
 def _check_constants(workload: Workload, constants: dict[str, torch.Tensor], replaced: dict[str, torch.Tensor]) -> None:
     """Tensors outside parameters, buffers and batch may be read, but not trained or carried along."""
     for constant in constants.values():
+        if not isinstance(constant, torch.Tensor):
+            raise CaptureError(
+                f"{workload.name}: the step uses a {type(constant).__name__} object; draw from the default generator "
+                "and keep to tensors"
+            )
         if constant.requires_grad and workload.loss_fn is not None:
             raise CaptureError(
                 f"{workload.name}: a tensor of shape {tuple(constant.shape)} that requires a gradient is neither a "
