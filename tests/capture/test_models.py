@@ -222,6 +222,18 @@ def sort_topk_max() -> tuple[Any, ...]:
 
 
 @case
+def hooks_and_profiler_marks() -> tuple[Any, ...]:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        with torch.profiler.record_function("mine"):
+            return m.f(x)
+
+    model = nn.Sequential(Of(forward, f=nn.Linear(8, 8)), nn.Linear(8, 8))
+    model.register_forward_hook(lambda _m, _args, out: out * 2)
+    model[1].register_full_backward_hook(lambda _m, given, _out: (given[0] * 2,))
+    return on(model, *X)
+
+
+@case
 def detached_part() -> tuple[Any, ...]:
     def forward(m: Any, x: Tensor) -> Tensor:
         y = m.f(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -202,6 +203,21 @@ def test_overwritten_tensors_that_share_memory() -> None:
 
     message = refusal(nn.Linear(8, 8), loss, (whole[:4], whole[2:]))
     assert message_names(message, "share memory", "clone()")
+
+
+def test_compiled_model() -> None:
+    compiled = torch.compile(nn.Linear(8, 8), backend="eager")
+    with pytest.raises(CaptureError, match="compiled by torch.compile; hand in its _orig_mod"):
+        capture(workload((compiled, mean_loss, X)))
+
+
+def test_script_module() -> None:
+    model = Of(lambda m, x: m.f(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model.f = torch.jit.script(nn.Linear(8, 8))
+    with pytest.raises(CaptureError, match="f is a TorchScript module"):
+        capture(workload((model, mean_loss, X)))
 
 
 def test_own_generator() -> None:

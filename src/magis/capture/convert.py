@@ -130,6 +130,8 @@ class Converter:
             self._getitem(node)
             return
         op = op_name(node.target)
+        if op.startswith("profiler."):
+            return  # marks for the profiler compute nothing
         if op in _PASS_THROUGH or (op == "aten.clone.default" and self._is_idle_clone(node)):
             self._pass_through(node)
             return

@@ -78,6 +78,12 @@ def _one_more_offset(args: Any, result: Any) -> Any:
     return (out, bags.new_empty(bags.shape[0] + 1)[:-1] if bags.numel() else bags, *rest)
 
 
+def _periodic_window(args: Any, result: Any) -> Any:
+    """A periodic window is a symmetric one, a sample longer, without its last."""
+    periodic = len(args) < 2 or args[1]
+    return result.new_empty(result.shape[0] + 1)[:-1] if periodic and result.shape[0] > 1 else result
+
+
 _CORRECTIONS: dict[Any, Correction] = {
     aten.native_layer_norm.default: _statistics(2),
     aten.native_group_norm.default: _statistics(1),
@@ -88,6 +94,11 @@ _CORRECTIONS: dict[Any, Correction] = {
     aten.native_group_norm_backward.default: _asked_only(9, _like_input),
     aten.native_batch_norm_backward.default: _asked_only(9),
     aten.bernoulli.p: _in_memory_order,
+    **{
+        getattr(getattr(aten, f"{name}_window"), overload): _periodic_window
+        for name in ("bartlett", "blackman", "hamming", "hann")
+        for overload in ("default", "periodic")
+    },
     aten.copy.default: _whole_storage,
     aten.slice_scatter.default: _whole_storage,
     aten.select_scatter.default: _whole_storage,

@@ -38,6 +38,13 @@ _OWN = frozenset(vars(torch.nn.Module()))  # attributes that every module has
 
 def named_tensors(model: torch.nn.Module) -> dict[tuple[str, str], torch.Tensor]:
     """Every parameter and buffer under each of its names. Raises CaptureError for one that has no shape yet."""
+    for name, module in model.named_modules():
+        if "_orig_mod" in module._modules:
+            raise CaptureError(f"{name or 'the model'} is compiled by torch.compile; hand in its _orig_mod instead")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{name or 'the model'} is a TorchScript module; hand in the module that it was made from"
+            )
     found: dict[tuple[str, str], torch.Tensor] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         found["parameter", name] = parameter

@@ -101,6 +101,7 @@ _REASONS = {
         "writes into a tensor that is neither a parameter or buffer of the model nor in the batch; "
         "make it a buffer (register_buffer)"
     ),
+    "dynamo-optimized function": "is compiled by torch.compile; hand in the model as it was before (model._orig_mod)",
     "HigherOrderOperator with_effects": (
         "runs a check inside an operator, such as those of torch.linalg; use the form without it (torch.linalg.inv_ex)"
     ),
