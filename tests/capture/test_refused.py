@@ -207,7 +207,7 @@ def test_overwritten_tensors_that_share_memory() -> None:
 
 def test_compiled_model() -> None:
     compiled = torch.compile(nn.Linear(8, 8), backend="eager")
-    with pytest.raises(CaptureError, match="compiled by torch.compile; hand in its _orig_mod"):
+    with pytest.raises(CaptureError, match=r"compiled by torch\.compile; hand in its _orig_mod"):
         capture(workload((compiled, mean_loss, X)))
 
 
