@@ -520,6 +520,16 @@ def class_weights_in_a_closure() -> tuple[Any, ...]:
 
 
 @case
+def views_of_a_constant() -> tuple[Any, ...]:
+    table = torch.arange(24.0).reshape(3, 8)
+
+    def loss(model: Any, batch: Tensor) -> Tensor:
+        return (model(batch) * table.view(-1)[:8] + table[1]).square().mean() + sum(table.unbind()).mean()
+
+    return nn.Linear(8, 8), loss, torch.randn(X)
+
+
+@case
 def weights_clamped_in_forward() -> tuple[Any, ...]:
     def forward(m: Any, x: Tensor) -> Tensor:
         with torch.no_grad():

@@ -66,6 +66,8 @@ def capture(workload: Workload) -> Captured:
     for write, maker in converter.written_back:
         rank.follow(write, maker)
     outputs, gradients = _Results(traced, converter, rank).collect()
+    if workload.loss_fn is not None and not gradients:
+        raise CaptureError(f"{workload.name}: the traced step gives no parameter a gradient, though its loss has one")
     update = None
     if workload.update is not None:
         of_parameters = {name: gradients.pop((kind, name)) for kind, name in list(gradients) if kind == "parameter"}

@@ -144,6 +144,7 @@ class Converter:
         if op == "aten.copy.default" and self._is_idle_copy(node):
             self._pass_through(node, 1)
             return
+        self._adopt_view_of_constant(node)
         try:
             self._operator(node, _RESOLVED.get(op, op))
         except (TypeError, KeyError) as error:
@@ -154,6 +155,15 @@ class Converter:
         """The node's result is its argument, whatever storage tracing gave it."""
         value = self.value_of[node] = self.value_of[node.args[argument]]  # type: ignore[index]
         self._same_storage[node.meta["val"].untyped_storage()._cdata] = self._storage[value]
+
+    def _adopt_view_of_constant(self, node: torch.fx.Node) -> None:
+        """A constant becomes a fake tensor anew wherever it is used: of its views, the schema tells the storage."""
+        target: Any = node.target
+        source: Any = node.args[0] if node.args else None
+        is_view = any(result.alias_info is not None for result in target._schema.returns)
+        if isinstance(source, torch.fx.Node) and source.op == "get_attr" and is_view and not target._schema.is_mutable:
+            for item in torch.utils._pytree.tree_leaves(node.meta["val"]):
+                self._same_storage[item.untyped_storage()._cdata] = self._storage[self.value_of[source]]
 
     def _storage_of(self, tensor: torch.Tensor) -> int:
         storage: int = tensor.untyped_storage()._cdata
