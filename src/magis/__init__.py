@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from magis.api.plan import Plan, plan
     from magis.api.plan_file import load_plan, save_plan
+    from magis.backend.resident import follow_live
     from magis.errors import (
         CaptureError,
         InfeasibleError,
@@ -41,6 +42,7 @@ _ERRORS = (
 )
 _HOME = {
     "Plan": "magis.api.plan",
+    "follow_live": "magis.backend.resident",
     "load_plan": "magis.api.plan_file",
     "plan": "magis.api.plan",
     "save_plan": "magis.api.plan_file",
@@ -58,6 +60,7 @@ __all__ = [
     "UnsupportedOpError",
     "UsageError",
     "__version__",
+    "follow_live",
     "load_plan",
     "plan",
     "save_plan",

@@ -156,7 +156,7 @@ def _workspace(instance: Instance, progress: Progress) -> Callable[[Call], int]:
     """What operators allocate inside, measured on this machine (cached)."""
     cost = cost_model("cpu")
     calls = [instance.program.graph.call(node) for node in instance.program.graph.nodes.values() if not node.is_input]
-    cost.prepare(calls, progress)  # type: ignore[attr-defined]
+    cost.prepare(calls, progress)
     return cost.workspace_bytes
 
 

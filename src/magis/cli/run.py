@@ -114,7 +114,11 @@ def _print(plan: Plan, report: RunReport) -> None:
         ("CPU time", _time(before), _time(after), human_percent(report.latency_overhead)),
     ]
     print_table(("", "eager", "planned", ""), rows, right=("eager", "planned"))
-    write(f"\n{proof_line(report)}\n")
+    if report.remedy.startswith("none"):
+        write(f"\nmemory of the planned process: no remedy, {report.remedy}\n")
+    else:
+        write(f"\nmemory of the planned process follows its live tensors: {report.remedy}\n")
+    write(f"{proof_line(report)}\n")
 
 
 def _growth(side: SideMeasurement) -> str:
