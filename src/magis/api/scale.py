@@ -193,5 +193,3 @@ def _last_use(graph: Graph) -> dict[NodeId, list[Value]]:
     for value, node_id in last.items():
         found.setdefault(node_id, []).append(value)
     return found
-
-

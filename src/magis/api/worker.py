@@ -108,9 +108,7 @@ class Side:
         return asdict(result)
 
 
-def serve(
-    kind: str, plan_path: Path, batch: int | None, remedy: str, answer: Callable[[dict[str, Any]], None]
-) -> None:
+def serve(kind: str, plan_path: Path, batch: int | None, remedy: str, answer: Callable[[dict[str, Any]], None]) -> None:
     """Answers the requests on stdin until it ends. Errors are answered as {"error": line}."""
     try:
         side = Side(kind, plan_path, batch)

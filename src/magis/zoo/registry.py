@@ -52,9 +52,7 @@ def build(name: str, batch: int | None = None, seq: int | None = None, image: in
     if entry.requires is not None and importlib.util.find_spec(entry.requires) is None:
         raise UsageError(f"model {name} needs {entry.requires}: pip install 'magis[zoo]'")
     if entry.fake_only and not _on_meta():
-        raise UsageError(
-            f"model {name} is too large to run: build it under torch.device('meta'), or take {name}-toy"
-        )
+        raise UsageError(f"model {name} is too large to run: build it under torch.device('meta'), or take {name}-toy")
     return entry.build(sizes)
 
 
