@@ -13,7 +13,7 @@ from builder import record
 from magis.backend.codegen import generate
 from magis.backend.printing import Printer
 from magis.errors import PlanError
-from magis.ir.args import Symbol
+from magis.ir.args import Slot, Symbol
 from magis.ir.dtype import DType
 from magis.ir.graph import Call, NodeId, Origin
 from magis.lower.routine import Compute, Free, Loop, Routine
@@ -171,3 +171,18 @@ def test_lines_know_their_nodes() -> None:
 def test_a_result_dropped_by_its_own_call_needs_no_name() -> None:
     routine = replace(one(exp()), outputs=(), body=(one(exp()).body[0], Free((1,))))
     assert "\n    exp()\n    return ()\n" in generate(routine).text
+
+
+def test_what_a_kernel_returns_unasked_is_dropped_at_once() -> None:
+    """Convolution's backward pass may hand back a weight gradient when only the bias gradient was asked for."""
+    image, weight = dense((2, 3, 8, 8)), dense((4, 3, 3, 3))
+    gradient, bias = dense((2, 4, 6, 6)), dense((4,))
+    args = (Slot(0), Slot(1), Slot(2), (4,), (1, 1), (0, 0), (1, 1), False, (0, 0), 1, (False, False, True))
+    call = Call("aten.convolution_backward.default", args, (), (gradient, image, weight), (None, None, bias))
+    body = (Compute(NodeId(3), call, (0, 1, 2), (None, None, 3), Origin()),)
+    specs = (gradient, image, weight)
+    routine = Routine("bias", (0, 1, 2), specs, (0, 1, 2), body, (3,), ("bias",), {}, ("g", "x", "w"))
+    lines = generate(routine).text.splitlines()
+    place = next(i for i, line in enumerate(lines) if "convolution_backward(" in line)
+    assert lines[place].strip().startswith("_, _, ")
+    assert lines[place + 1].strip() == "del _"

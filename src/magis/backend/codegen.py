@@ -106,12 +106,15 @@ class _Generator:
             for register in compute.outputs
         ]
         self.variable.update((r, "_") for r in compute.outputs if r in unused and r is not None)
-        if returns == "nothing" or all(target == "_" for target in targets):
+        dropped = returns == "nothing" or all(target == "_" for target in targets)
+        if dropped:
             code = call
             self.variable.update((r, "") for r in compute.outputs if r is not None)  # dropped by the call itself
         else:
             code = f"{', '.join(targets)}{',' if returns == 'many' and len(targets) == 1 else ''} = {call}"
         self._draw(compute, code)
+        if "_" in targets and not dropped and unused.isdisjoint(compute.outputs):
+            self._put("del _")  # a kernel may return a tensor where none was asked for
 
     def _draw(self, compute: Compute, code: str) -> None:
         if compute.record or compute.replay:
