@@ -137,7 +137,7 @@ def test_why_json(magis: Magis) -> None:
     assert list(found["peak"]) == ["step", "direction", "module", "line", "op"]
     assert set(found["residents"]) == {"parameter", "buffer", "batch"}
     assert len(found["tensors"]) == len(found["modules"]) == 3
-    assert list(found["tensors"][0]) == ["name", "nbytes", "shape", "dtype", "born", "dies"]
+    assert list(found["tensors"][0]) == ["name", "purpose", "nbytes", "shape", "dtype", "born", "dies"]
     assert list(found["modules"][0]) == ["module", "nbytes", "tensors"]
     assert max(found["live_bytes"]) == found["peak_bytes"]
     assert found["live_bytes"][found["peak"]["step"]] == found["peak_bytes"]
@@ -146,7 +146,7 @@ def test_why_json(magis: Magis) -> None:
 def test_why_adds_up(magis: Magis) -> None:
     found = json.loads(magis("why", "plain-mlp-toy", "--json", "--top", 1000).out)
     tensors = sum(tensor["nbytes"] for tensor in found["tensors"])
-    assert sum(entry["nbytes"] for entry in found["modules"]) == tensors
+    assert sum(entry["nbytes"] for entry in found["modules"]) == sum(found["purposes"].values()) == tensors
     assert tensors + found["workspace_bytes"] == found["step_peak_bytes"]
     assert found["step_peak_bytes"] + sum(found["residents"].values()) == found["peak_bytes"]
 

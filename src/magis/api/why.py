@@ -26,11 +26,17 @@ class Place(msgspec.Struct, frozen=True):
     op: str
 
 
+RESULT, SAVED, TEMPORARY = PURPOSES = ("result", "saved", "temporary")
+"""Handed back to the caller (gradients, loss, outputs); made in the forward pass and kept for the backward pass; or
+made and used up in passing."""
+
+
 class HotTensor(msgspec.Struct, frozen=True):
     """One tensor that is live at the worst moment: bytes of its storage, where it was made, which step frees
-    it. `name` is its place in the program, such as `%12` or `%12.1`."""
+    it. `name` is its place in the program, such as `%12` or `%12.1`; `purpose` is one of `PURPOSES`."""
 
     name: str
+    purpose: str
     nbytes: int
     shape: tuple[int, ...]
     dtype: str
@@ -50,7 +56,7 @@ class PeakReport(msgspec.Struct, frozen=True):
     """The worst moment of a step (the first, if there are several).
 
     `peak_bytes` is the sum of `residents` (by kind of input), `tensors` (largest first) and
-    `workspace_bytes`; `modules` sums up the tensors. `live_bytes` is everything live at each step.
+    `workspace_bytes`; `purposes` and `modules` sum up the tensors. `live_bytes` is everything live at each step.
     """
 
     model: str
@@ -60,6 +66,7 @@ class PeakReport(msgspec.Struct, frozen=True):
     peak: Place
     residents: dict[str, int]
     workspace_bytes: int
+    purposes: dict[str, int]
     tensors: tuple[HotTensor, ...]
     modules: tuple[ModuleBytes, ...]
     live_bytes: tuple[int, ...]
@@ -77,7 +84,8 @@ def peak_report(model: str, graph: Graph, schedule: Schedule) -> PeakReport:
     found = timeline(lower(Program(graph), schedule), workspace_bytes)
     worst = found.peak_steps[0] if found.peak_steps else 0
     hot = [life for life in found.lifetimes if life.first <= worst <= life.last and life.nbytes]
-    tensors = [_tensor(graph, found, life) for life in hot if life.value is not None]
+    results = frozenset(graph.root(value) for value in graph.outputs)
+    tensors = [_tensor(graph, found, life, results) for life in hot if life.value is not None]
     tensors.sort(key=lambda tensor: (-tensor.nbytes, tensor.born.step))
     return PeakReport(
         model=model,
@@ -87,6 +95,7 @@ def peak_report(model: str, graph: Graph, schedule: Schedule) -> PeakReport:
         peak=_place(graph, found, worst),
         residents={kind: nbytes for kind, nbytes in bytes_by_kind(graph).items() if nbytes},
         workspace_bytes=found.peak_bytes - found.resident_bytes - sum(life.nbytes for life in hot),
+        purposes={p: sum(t.nbytes for t in tensors if t.purpose == p) for p in PURPOSES},
         tensors=tuple(tensors),
         modules=_modules(tensors),
         live_bytes=found.live_bytes,
@@ -103,13 +112,16 @@ def births_and_deaths(found: Timeline) -> dict[Value, Lifetime]:
     return {life.value: life for life in found.lifetimes if life.value is not None}
 
 
-def _tensor(graph: Graph, found: Timeline, life: Lifetime) -> HotTensor:
+def _tensor(graph: Graph, found: Timeline, life: Lifetime, results: frozenset[Value]) -> HotTensor:
     value = life.value
     assert value is not None
     spec = graph.spec(value)
     name = f"%{value.node}" + (f".{value.output}" if len(graph.nodes[value.node].outputs) > 1 else "")
     born, dies = _place(graph, found, life.first), _place(graph, found, life.last)
-    return HotTensor(name, life.nbytes, spec.shape, spec.dtype.value, born, dies)
+    purpose = SAVED if born.direction == "forward" and dies.direction != "forward" else TEMPORARY
+    if value in results:
+        purpose = RESULT
+    return HotTensor(name, purpose, life.nbytes, spec.shape, spec.dtype.value, born, dies)
 
 
 def _place(graph: Graph, found: Timeline, step: int) -> Place:

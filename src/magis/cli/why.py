@@ -23,6 +23,11 @@ _KINDS = {
     "batch": "batch",
     "constant": "constants of the model",
 }
+_PURPOSES = {
+    "result": "gradients and results",
+    "saved": "saved for the backward pass",
+    "temporary": "temporaries",
+}
 
 
 def command(
@@ -55,9 +60,9 @@ def _print(report: PeakReport, top: int) -> None:
     write(f"{report.model}, batch {report.batch}: peak {human_bytes(report.peak_bytes)}\n")
     write(f"at step {report.peak.step} of {steps}, {where(report.peak)}: {report.peak.op}\n\n")
     write(chart(report.live_bytes, report.peak.step))
-    held = sum(tensor.nbytes for tensor in report.tensors)
     residents = [(_KINDS[kind], nbytes) for kind, nbytes in report.residents.items()]
-    parts = [*residents, ("tensors of the step", held), ("operator workspace", report.workspace_bytes)]
+    held = [(_PURPOSES[purpose], nbytes) for purpose, nbytes in report.purposes.items()]
+    parts = [*residents, *held, ("operator workspace", report.workspace_bytes)]
     rows = [(name, human_bytes(size), share(size, report.peak_bytes)) for name, size in parts if size]
     write("\n")
     print_table(("live at the peak", "bytes", "share"), rows, right=("bytes", "share"))
