@@ -14,7 +14,6 @@ from itertools import compress
 
 from magis.ir.graph import Call, Graph, Node, NodeId, Schedule, Value
 from magis.ir.structure import predecessors
-from magis.schedule.waist import ancestors, descendants, narrow_waist
 from magis.sim.timeline import no_workspace
 
 RESIDENT = -1
@@ -30,6 +29,7 @@ class Flat:
     the value that owns its storage and how often that was overwritten. `taken` are the storages that a node makes
     or takes, each once; `extra` its workspace in bytes. `kept` are storages handed back to the caller. `writers` has
     the node that overwrites a version of a value's storage, `draws` the first node of each random draw.
+    `resident_bytes` are those of the caller's tensors, each storage once.
     """
 
     graph: Graph
@@ -47,34 +47,19 @@ class Flat:
     kept: frozenset[int]
     writers: dict[tuple[Value, int], NodeId]
     draws: dict[int, NodeId]
+    resident_bytes: int
 
     @cached_property
     def operators(self) -> Schedule:
         """Every operator, by id."""
         return tuple(map(NodeId, compress(range(len(self.is_operator)), self.is_operator)))
 
-    @cached_property
-    def waists(self) -> list[int]:
-        """Narrow-waist value of each operator; 0 for other ids."""
-        order = topological(self, self.operators)
-        place = {node: i for i, node in enumerate(order)}
-        earlier = [[place[p] for p in self.before[node]] for node in order]
-        found = [0] * len(self.before)
-        for node, value in zip(order, narrow_waist(ancestors(earlier), descendants(earlier))):
-            found[node] = value
-        return found
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of the caller's tensors, each storage once."""
-        specs = (node.outputs[0] for node in self.graph.inputs)
-        return sum(spec.storage_bytes for spec in specs if spec is not None and spec.alias_of is None)
-
 
 def flatten(graph: Graph, workspace_bytes: Callable[[Call], int] = no_workspace) -> Flat:
     """The arrays of a verified graph. `workspace_bytes` is what a call allocates beyond its results."""
     size = max(graph.nodes, default=-1) + 1
     nothing: list[tuple[NodeId, ...]] = [()] * size
+    residents = [spec for node in graph.inputs for spec in node.outputs if spec is not None]
     flat = Flat(
         graph=graph,
         workspace_bytes=workspace_bytes,
@@ -91,6 +76,7 @@ def flatten(graph: Graph, workspace_bytes: Callable[[Call], int] = no_workspace)
         kept=frozenset(),
         writers={},
         draws={},
+        resident_bytes=sum(spec.storage_bytes for spec in residents if spec.alias_of is None),
     )
     after: list[list[NodeId]] = [[] for _ in range(size)]
     inputs = {node.id for node in graph.inputs}

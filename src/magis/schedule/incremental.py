@@ -3,64 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from magis.errors import InvalidGraphError
 from magis.ir.graph import Call, Graph, NodeId, Schedule
 from magis.ir.structure import order_violation
+from magis.schedule.arrange import SchedulingLimits, Work, arrange
 from magis.schedule.baseline import eager_order
-from magis.schedule.dp import PieceOrder, SearchLimits, least_peak
-from magis.schedule.flat import Flat, flatten, topological
-from magis.schedule.interval import IntervalLimits, interval
-from magis.schedule.merge import humps, merged
-from magis.schedule.partition import CUT, components, pieces
-from magis.schedule.problem import Problem, problem
+from magis.schedule.dp import SearchLimits
+from magis.schedule.flat import Flat, flatten, live_bytes, topological
+from magis.schedule.interval import interval
+from magis.schedule.problem import problem
 from magis.schedule.update import updated
+from magis.schedule.waist import ancestors, descendants, narrow_waist
 from magis.sim.timeline import no_workspace
 
-
-@dataclass(frozen=True, slots=True)
-class SchedulingLimits:
-    """Up to `whole` operators are ordered as one piece. Neighbouring pieces of a component that a cut of some loss
-    separates stay one while they have at most `joined` operators. `cut`: see `magis.schedule.partition`."""
-
-    whole: int = 14
-    joined: int = 14
-    cut: int = CUT
-    interval: IntervalLimits = field(default=IntervalLimits())
-    search: SearchLimits = field(default=SearchLimits())
+LIMITS = SchedulingLimits()
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingReport:
-    """What was done: positions [begin, end) of the old order that were re-scheduled, how many operators that made in
-    the new one, the pieces with the largest one's size, sets of nodes visited, pieces whose order is not proven
-    optimal because there were too many sets, and the peaks of the old and the new order of these operators, in bytes
-    over what is live before the first of them."""
+    """What was done: the positions [begin, end) of the old order that were re-scheduled and how many operators lie
+    there in the new one; peaks of the whole order in bytes, residents included, before anything moved and in the end;
+    and the work it took."""
 
     begin: int
     end: int
     operators: int
-    pieces: int
-    largest_piece: int
-    states: int
-    capped_pieces: int
-    given_peak: int
-    peak: int
+    given_peak_bytes: int
+    peak_bytes: int
+    work: Work
 
 
-def schedule(graph: Graph, limits: SchedulingLimits = SchedulingLimits()) -> tuple[Schedule, SchedulingReport]:
+def schedule(graph: Graph, limits: SchedulingLimits = LIMITS) -> tuple[Schedule, SchedulingReport]:
     """An order of the graph's nodes with a small peak, inputs first."""
     return full_schedule(graph, eager_order(graph), limits)
 
 
 def full_schedule(
-    graph: Graph, given_order: Sequence[NodeId], limits: SchedulingLimits = SchedulingLimits()
+    graph: Graph, given_order: Sequence[NodeId], limits: SchedulingLimits = LIMITS
 ) -> tuple[Schedule, SchedulingReport]:
-    """The best order found, `given_order` (a valid order of all nodes) if none has a smaller peak."""
-    start = Scheduled.of(graph, given_order)
-    better, report = start.improved(limits)
+    """The best order found, `given_order` (a valid order of all nodes) if none has a smaller peak. Up to
+    `limits.whole` operators: the least peak, unless the report says that a piece was too large."""
+    better, report = Scheduled.of(graph, given_order).improved(limits)
     return better.schedule, report
 
 
@@ -70,9 +56,9 @@ def reschedule(
     new_graph: Graph,
     old_nodes: Collection[NodeId],
     new_nodes: Collection[NodeId],
-    limits: SchedulingLimits = SchedulingLimits(),
+    limits: SchedulingLimits = LIMITS,
 ) -> tuple[Schedule, SchedulingReport]:
-    """An order of the new graph's nodes, inputs first; only what lies around the change moves.
+    """An order of the new graph's nodes, inputs first; only what lies around the change, or around the peak, moves.
 
     `old_nodes` and `new_nodes` are those of the `GraphEdit` that made the new graph of the old one. A search keeps
     a `Scheduled` for each state instead, which spares reading the whole graphs."""
@@ -104,6 +90,16 @@ class Scheduled:
         return (*(node.id for node in self.flat.graph.inputs), *self.order)
 
     @cached_property
+    def live(self) -> list[int]:
+        """Bytes live while each operator runs, residents left out."""
+        return live_bytes(self.flat, self.order)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Everything live at the worst moment, residents included."""
+        return self.flat.resident_bytes + max(self.live, default=0)
+
+    @cached_property
     def position(self) -> list[int]:
         """Where each operator stands in the order, by id; -1 for other ids."""
         found = [-1] * len(self.flat.before)
@@ -113,46 +109,117 @@ class Scheduled:
 
     @cached_property
     def waists(self) -> list[int]:
-        """Narrow-waist values in the sequence of the order."""
-        return [self.flat.waists[node] for node in self.order]
+        """Narrow-waist value of each operator, in the order's sequence."""
+        earlier = [[self.position[other] for other in self.flat.before[node]] for node in self.order]
+        return narrow_waist(ancestors(earlier), descendants(earlier))
 
-    def improved(self, limits: SchedulingLimits = SchedulingLimits()) -> tuple[Scheduled, SchedulingReport]:
+    def improved(self, limits: SchedulingLimits = LIMITS) -> tuple[Scheduled, SchedulingReport]:
         """The same graph, ordered as well as possible; never worse."""
-        return self._replaced(self.flat, 0, len(self.order), self.order, limits)
+        better, work = self.reordered(0, len(self.order), limits)
+        better, more = better.lowered(limits)
+        size = len(self.order)
+        return better, SchedulingReport(0, size, size, self.peak_bytes, better.peak_bytes, work + more)
 
     def after_edit(
         self,
         graph: Graph,
         old_nodes: Collection[NodeId],
         new_nodes: Collection[NodeId],
-        limits: SchedulingLimits = SchedulingLimits(),
+        limits: SchedulingLimits = LIMITS,
         within: tuple[int, int] | None = None,
     ) -> tuple[Scheduled, SchedulingReport]:
         """The edited graph, its order the old one but for the interval around the change: Algorithm 2's, or the
-        positions [begin, end) of `within`. Either grows if the order would not be valid otherwise."""
+        positions [begin, end) of `within` (either grows if the order would not be valid otherwise); then but for
+        what lies around the peak, farther away if that has grown."""
         flat = updated(self.flat, graph, old_nodes, new_nodes)
-        touched = [self.position[node] for node in old_nodes if self.position[node] >= 0]
-        if not touched:
-            touched = self._beside(flat, new_nodes)
-        if not touched:
-            return Scheduled(flat, self.order), SchedulingReport(0, 0, 0, 0, 0, 0, 0, 0, 0)
-        begin, end = within or interval(self.waists, touched, limits.interval)
+        begin, end = within or self._interval(flat, old_nodes, new_nodes, limits)
         begin, end, middle = self._closed(flat, new_nodes, begin, end)
-        return self._replaced(flat, begin, end, middle, limits)
+        start = Scheduled(flat, self.order[:begin] + middle + self.order[end:])
+        better, work = start.reordered(begin, begin + len(middle), limits)
+        better, more = better.lowered(limits, thorough=better.peak_bytes > self.peak_bytes)
+        return better, SchedulingReport(begin, end, len(middle), start.peak_bytes, better.peak_bytes, work + more)
 
-    def _beside(self, flat: Flat, new_nodes: Iterable[NodeId]) -> list[int]:
-        """Positions of what new nodes follow: all there is to go by when an edit changes no old node."""
-        neighbours = (other for node in new_nodes for other in flat.before[node])
-        return [self.position[n] for n in neighbours if n < len(self.position) and self.position[n] >= 0]
+    def reordered(
+        self, begin: int, end: int, limits: SchedulingLimits = LIMITS, search: SearchLimits | None = None
+    ) -> tuple[Scheduled, Work]:
+        """With the operators at positions [begin, end) in the best order found; itself if that is no better there.
+        `search` is `limits.search` unless given."""
+        position = self.position
+        given = problem(self.flat, self.order[begin:end], lambda node: position[node] >= end)
+        before = [during for during, _ in given.steps(range(end - begin))]
+        order, work = arrange(given, limits, search or limits.search)
+        now = [during for during, _ in given.steps(order)]
+        if max(now, default=0) >= max(before, default=0):
+            return self, work
+        nodes = tuple(given.nodes[i] for i in order)
+        better = Scheduled(self.flat, self.order[:begin] + nodes + self.order[end:])
+        base = self.live[begin] - before[0]
+        better.__dict__["live"] = self.live[:begin] + [base + during for during in now] + self.live[end:]
+        return better, work
+
+    def lowered(self, limits: SchedulingLimits = LIMITS, thorough: bool = True) -> tuple[Scheduled, Work]:
+        """With a lower peak, as often as re-ordering around the first worst moment gives one: from the first to the
+        last operator that is independent of the one that runs then, and a margin; if `thorough`, then as far as
+        `limits.reach` allows."""
+        state, work = self, Work()
+        for margin in (limits.margin, limits.reach) if thorough else (limits.margin,):
+            better: Scheduled | None = state
+            while better is not None:
+                state = better
+                better, more = state._lower(margin, limits)
+                work += more
+        return state, work
+
+    def _lower(self, margin: int, limits: SchedulingLimits) -> tuple[Scheduled | None, Work]:
+        """With a lower first worst moment, if one is found."""
+        if not self.order:
+            return None, Work()
+        worst = self.live.index(max(self.live))
+        first, last = self._independent(worst, limits.reach)
+        if first == last:
+            return None, Work()  # what has run by then is the same in all orders
+        begin = max(first - margin, worst - limits.reach, 0)
+        end = min(last + margin, worst + limits.reach, len(self.order) - 1) + 1
+        search = replace(limits.near_peak, gain=max(self.peak_bytes // limits.least_gain, 1))
+        better, work = self.reordered(begin, end, limits, search)
+        return (None if better is self else better), work
+
+    def _independent(self, place: int, reach: int) -> tuple[int, int]:
+        """First and last position, at most `reach` away, of an operator that is independent of the one at `place`;
+        `place` itself on a side where there is none."""
+        order, before, after = self.order, self.flat.before, self.flat.after
+        first = last = place
+        above, below = {order[place]}, {order[place]}
+        for i in range(place - 1, max(place - reach, 0) - 1, -1):
+            if above.isdisjoint(after[order[i]]):
+                first = i
+            else:
+                above.add(order[i])
+        for i in range(place + 1, min(place + reach + 1, len(order))):
+            if below.isdisjoint(before[order[i]]):
+                last = i
+            else:
+                below.add(order[i])
+        return first, last
+
+    def _interval(
+        self, flat: Flat, old_nodes: Iterable[NodeId], new_nodes: Iterable[NodeId], limits: SchedulingLimits
+    ) -> tuple[int, int]:
+        """Algorithm 2's. If no old node was touched, new ones are taken to be beside what they follow."""
+        position = self.position
+        touched = [position[node] for node in old_nodes if position[node] >= 0]
+        if not touched:
+            beside = {other for node in new_nodes for other in flat.before[node] if other < len(position)}
+            touched = [position[node] for node in beside if position[node] >= 0]
+        return interval(self.waists, touched, limits.interval) if touched else (0, 0)
 
     def _closed(self, flat: Flat, new_nodes: Iterable[NodeId], begin: int, end: int) -> tuple[int, int, Schedule]:
         """The interval, grown until all before it may run before all in it, and all after it after; and a valid
         order of what lies in it."""
-        size = len(self.position)
+        added = [node for node in sorted(new_nodes) if node >= len(self.position) or self.position[node] < 0]
         while True:
             old = [node for node in self.order[begin:end] if node in flat.graph.nodes]
-            inside = dict.fromkeys(old)
-            inside.update(dict.fromkeys(n for n in sorted(new_nodes) if n >= size or self.position[n] < 0))
+            inside = dict.fromkeys((*old, *added))
             early, late = begin, end
             for node in inside:
                 for other in flat.before[node]:
@@ -164,51 +231,3 @@ class Scheduled:
             if (early, late) == (begin, end):
                 return begin, end, topological(flat, inside)
             begin, end = early, late
-
-    def _replaced(
-        self, flat: Flat, begin: int, end: int, middle: Schedule, limits: SchedulingLimits
-    ) -> tuple[Scheduled, SchedulingReport]:
-        """With the operators of [begin, end) replaced by those of `middle`, ordered anew."""
-        if begin == 0 and end == len(self.order):
-            given = problem(flat, middle, lambda node: False)
-        else:
-            position = self.position
-            given = problem(flat, middle, lambda node: position[node] >= end)
-        order, found = arrange(given, limits)
-        ordered = tuple(given.nodes[i] for i in order)
-        sizes = [len(piece.order) for piece in found]
-        report = SchedulingReport(
-            begin,
-            end,
-            len(middle),
-            len(found),
-            max(sizes, default=0),
-            sum(piece.states for piece in found),
-            sum(not piece.optimal for piece in found),
-            given.peak(range(len(middle))),
-            given.peak(order),
-        )
-        return Scheduled(flat, self.order[:begin] + ordered + self.order[end:]), report
-
-
-def arrange(given: Problem, limits: SchedulingLimits) -> tuple[Sequence[int], list[PieceOrder]]:
-    """The best order found of a problem, the given one if none has a smaller peak; and its pieces, ordered."""
-    everything = list(range(len(given.nodes)))
-    if len(everything) <= limits.whole:
-        found = [least_peak(given, everything, 0, limits.search)] if everything else []
-        return (found[0].order if found else ()), found
-    found, sequences, done = [], [], 0
-    for component in components(given):
-        sequence: list[int] = []
-        start = done
-        for piece in pieces(given, component, limits.joined, limits.cut):
-            ordered = least_peak(given, piece, done, limits.search)
-            found.append(ordered)
-            sequence += ordered.order
-            for node in piece:
-                done |= 1 << node
-        sequences.append((sequence, start))
-    candidates = [everything, [node for sequence, _ in sequences for node in sequence]]
-    if len(sequences) > 1:
-        candidates.append(merged([humps(order, given.steps(order, start)) for order, start in sequences]))
-    return min(candidates, key=given.peak), found

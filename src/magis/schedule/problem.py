@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,16 +16,18 @@ class Problem:
     """Operators that run one after the other; node i is the i-th of a given valid order. Bytes are relative to
     what is live before the first.
 
-    Running a node first adds `rise[i]` bytes (its outputs and workspace), of which `stays[i]` are there when it
-    has run, before storages end. `ends[i]` are the storages it may be the last to take: (nodes that take or make
-    it, bytes); each goes once all its nodes have run. `storages` are all that matter here: (maker or -1, nodes
-    that take or make it, bytes, whether it ends here).
+    `before` and `after` are neighbours, `needs` and `allows` the same as sets. Running a node first adds `rise[i]`
+    bytes (its outputs and workspace), of which `stays[i]` are there when it has run, before storages end. `ends[i]`
+    are the storages it may be the last to take: (nodes that take or make it, bytes); each goes once all its nodes
+    have run. `storages` are all that matter here: (maker or -1, nodes that take or make it, bytes, whether it ends
+    here).
     """
 
     nodes: Schedule
     before: list[tuple[int, ...]]
-    needs: list[int]
     after: list[tuple[int, ...]]
+    needs: list[int]
+    allows: list[int]
     rise: list[int]
     stays: list[int]
     extra: list[int]
@@ -69,11 +71,13 @@ def problem(flat: Flat, nodes: Schedule, runs_later: Callable[[NodeId], bool]) -
     of these: `runs_later` says which."""
     local = {node: i for i, node in enumerate(nodes)}
     before = [tuple(local[p] for p in flat.before[node] if p in local) for node in nodes]
+    after = [tuple(local[s] for s in flat.after[node] if s in local) for node in nodes]
     found = Problem(
         nodes,
         before,
-        [_bits(earlier) for earlier in before],
-        [tuple(local[s] for s in flat.after[node] if s in local) for node in nodes],
+        after,
+        [bits(earlier) for earlier in before],
+        [bits(later) for later in after],
         [flat.extra[node] for node in nodes],
         [0] * len(nodes),
         [flat.extra[node] for node in nodes],
@@ -113,7 +117,8 @@ def members(nodes: int) -> Iterator[int]:
         nodes ^= low
 
 
-def _bits(nodes: Sequence[int]) -> int:
+def bits(nodes: Iterable[int]) -> int:
+    """The set of some nodes."""
     found = 0
     for node in nodes:
         found |= 1 << node

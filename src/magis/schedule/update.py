@@ -72,6 +72,7 @@ class _Update:
             kept=old.kept,
             writers=old.writers,
             draws=old.draws,
+            resident_bytes=old.resident_bytes,
         )
         self.detached: set[NodeId] = set()
         self.overwriting: dict[NodeId, set[NodeId]] = {}  # writers, with the nodes that must now run before them
