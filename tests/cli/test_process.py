@@ -70,6 +70,7 @@ def test_a_mistake_in_the_model_is_one_line(folder: Path) -> None:
 def test_interrupted(folder: Path) -> None:
     (folder / "slow.py").write_text("import time\nprint('started', flush=True)\ntime.sleep(60)\n")
     arguments = (*MAGIS, "plan", "slow.py:make", "--device", "rtx3090")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs hand down that it is ignored
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         assert process.stdout.readline() == "started\n"
