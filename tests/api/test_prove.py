@@ -52,7 +52,7 @@ def test_right_numbers_pass_with_dropout_and_batch_norm():
     result = prove(made, captured, step)
     assert result.ok
     assert result.failures == ()
-    assert result.tensors == 1 + 6 + 3 + 2  # loss, gradients, buffers, batch
+    assert result.tensors == 1 + 6 + 6 + 3 + 2  # loss, gradients, parameters, buffers, batch
     assert result.batch == 24
 
 
@@ -100,6 +100,47 @@ def test_a_stale_or_repeated_update_fails(times):
 
     result = prove(made, captured, run)
     assert [line.split(" ")[0] for line in result.failures] == ["parameter:3.weight:"]
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 3.0])
+def test_an_update_far_smaller_than_its_weight_is_seen(factor):
+    """A wrong update of a few units in the weight's last place must not hide behind the weight."""
+    made = _mlp("sgd-inplace")
+    with torch.no_grad():
+        made.model[3].weight.mul_(30)
+    captured, step = _compiled(made)
+    weight = made.model[3].weight
+
+    def run(inputs):
+        before = weight.detach().clone()
+        results = step(inputs)
+        weight.copy_(before + factor * (weight - before))
+        return results
+
+    assert prove(made, captured, step).ok
+    assert not prove(made, captured, run).ok
+
+
+def test_numbers_where_eager_has_none_fail():
+    made = _mlp()
+    captured, step = _compiled(made)
+    broken = Workload(made.model, lambda m, b: made.loss_fn(m, b) * float("nan"), made.batch, None, "broken")
+    assert not prove(broken, captured, step).ok
+
+
+def test_a_result_that_is_a_buffer_is_compared_as_it_was_returned():
+    class Average(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("average", torch.zeros(4))
+
+        def forward(self, x):
+            self.average.mul_(0.9).add_(x.mean(0))
+            return self.average
+
+    made = Workload(Average(), None, (torch.randn(8, 4),), None, "average")
+    captured, step = _compiled(made)
+    assert prove(made, captured, step).failures == ()
 
 
 def test_reading_a_weight_after_its_update_fails():

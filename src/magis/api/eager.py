@@ -100,11 +100,11 @@ def _leaves(workload: Workload) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def written_tensors(workload: Workload, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What a step may change, by name: buffers; with an update, parameters and optimizer state; batch tensors."""
+    """What a step may change, by name: parameters (a model may overwrite them itself), buffers, optimizer state,
+    batch tensors."""
     found = {f"buffer:{name}": tensor for name, tensor in workload.model.named_buffers()}
-    if workload.update is not None:
-        found |= {f"parameter:{name}": tensor for name, tensor in workload.model.named_parameters()}
-        found |= {f"state:{name}": tensor for name, tensor in state.items()}
+    found |= {f"parameter:{name}": tensor for name, tensor in workload.model.named_parameters()}
+    found |= {f"state:{name}": tensor for name, tensor in state.items()}
     leaves, _, names = flatten_batch(workload.batch)
     batch = zip(names, leaves)
     return found | {f"batch:{name}": leaf for name, leaf in batch if isinstance(leaf, torch.Tensor)}

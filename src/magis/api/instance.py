@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from magis.api.models import ModelSource
 from magis.api.plan import Plan
 from magis.api.plan_file import check_plan
-from magis.errors import UsageError
+from magis.errors import PlanError, UsageError
 from magis.fission.tree import Program
-from magis.ir.graph import Schedule
+from magis.ir.graph import Graph, Schedule
 from magis.ir.text import parse_graph
 from magis.lower.lower import lower
 from magis.lower.routine import Routine
+from magis.ops.registry import rules
 
 if TYPE_CHECKING:
     import torch
@@ -62,12 +63,28 @@ def instantiate(plan: Plan, batch: int | None = None) -> Instance:
         captured = source.capture()
         check_plan(plan, captured)
         graph = parse_graph(plan.program)
+        _check_operators(graph, captured.graph)
         return Instance(source, captured, Program(graph), _schedule(plan))
     source = replace(source, sizes={**source.sizes, "batch": batch})
     captured = source.capture()
     if plan.history:
         raise UsageError("this plan cannot be replayed at another batch size; run it at the planned one")
     return Instance(source, captured, Program(captured.graph), captured.schedule)
+
+
+def _check_operators(graph: Graph, captured: Graph) -> None:
+    """A plan file may only use operators that the model uses or that a rule describes, and none may write anywhere
+    but where it says. Raises PlanError."""
+    from magis.aten.convert import overload
+
+    known = {node.op for node in captured.nodes.values()} | rules().keys()
+    for node in graph.nodes.values():
+        if node.is_input:
+            continue
+        if node.op not in known:
+            raise PlanError(f"the plan uses {node.op}, which neither the model nor magis does: plan again")
+        if overload(node.op)._schema.is_mutable != node.writes:
+            raise PlanError(f"the plan hides or invents an in-place write (%{node.id}, {node.op}): plan again")
 
 
 def _schedule(plan: Plan) -> Schedule:

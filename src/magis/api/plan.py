@@ -24,6 +24,11 @@ FORMAT = 1
 """Version of the plan file; changes whenever a reader of the older version would misread it."""
 
 
+def ratio(part: float, whole: float) -> float:
+    """part / whole; 1 when both are nothing, as for a step that only makes views."""
+    return part / whole if whole else (1.0 if not part else float("inf"))
+
+
 class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the plan had to keep to: latency at most `max_slowdown` times the baseline's, peak at most
     `memory_bytes`. None: no such limit."""
@@ -115,12 +120,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def memory_ratio(self) -> float:
         """Predicted peak, as a fraction of the baseline's."""
-        return self.optimized.peak_bytes / self.baseline.peak_bytes
+        return ratio(self.optimized.peak_bytes, self.baseline.peak_bytes)
 
     @property
     def latency_overhead(self) -> float:
         """Predicted extra latency, as a fraction of the baseline's."""
-        return self.optimized.latency_s / self.baseline.latency_s - 1.0
+        return ratio(self.optimized.latency_s, self.baseline.latency_s) - 1.0
 
     def source(self) -> ModelSource:
         """The model that was planned. Raises UsageError when it is a zoo model that does not exist."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 import torch.utils._pytree as pytree
@@ -48,14 +49,15 @@ def prove(
     written = written_tensors(workload, state)
     snapshot = Snapshot(written)
     torch.manual_seed(seed)
-    eager = {**EagerStep(workload).results()}
+    eager = {name: tensor.clone() for name, tensor in EagerStep(workload).results().items()}
     eager_generator = torch.get_rng_state()
     eager |= snapshot.current()
     snapshot.restore()
     torch.manual_seed(seed)
     with torch.no_grad():
         returned = step(captured.bind(workload))
-    ours = dict(zip(captured.graph.output_names, returned))
+    ours = {name: tensor.clone() for name, tensor in zip(captured.graph.output_names, returned)}
+    del returned
     generator = torch.get_rng_state()
     ours |= snapshot.current()
     snapshot.restore()
@@ -105,7 +107,7 @@ def compare(
     worst = 0.0
     for name in sorted(ours.keys() & eager.keys()):
         failure, error = _compare_one(name, ours[name], eager[name], found.get(name), (reference or {}).get(name))
-        worst = max(worst, error)
+        worst = max(worst, error if isfinite(error) else float("inf"))
         if failure:
             failures.append(f"{name}: {failure}")
     return sorted(failures), worst
@@ -125,9 +127,17 @@ def _compare_one(
     error = _distance(ours, ref)
     allowed = scale.tolerance(core_dtype(ours.dtype).eps) + 4.0 * _distance(eager, ref)
     relative = error / scale.size if scale.size > 0 else (0.0 if error == 0 else float("inf"))
-    if error > allowed:
+    if not (isfinite(allowed) and error <= allowed):
         return f"differs by {error:.3e}, rounding explains {allowed:.3e}", relative
+    if scale.change is not None and not _same_change(ours, ref, scale.change, core_dtype(ours.dtype).eps):
+        return "its change differs from eager's by more than rounding explains", relative
     return "", relative
+
+
+def _same_change(ours: torch.Tensor, ref: torch.Tensor, change: Scale, eps: float) -> bool:
+    """Whether a tensor that was changed in place was changed alike: element by element, within the tolerance of the
+    change and the rounding of its addition."""
+    return bool(((ours.double() - ref).abs() <= change.tolerance(eps) + 2.0 * eps * ref.abs()).all())
 
 
 def _equal_with_nan(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from magis.api.instance import Instance, instantiate
-from magis.api.plan import Plan, cost_model
+from magis.api.plan import Plan, cost_model, ratio
 from magis.api.plan_file import save_plan
 from magis.api.prove import ProofResult
 from magis.api.worker import EAGER, OPTIMIZED
@@ -60,12 +60,12 @@ class RunReport:
     @property
     def memory_ratio(self) -> float:
         """Peak, residents included, over eager's."""
-        return self.optimized.peak_bytes / self.baseline.peak_bytes
+        return ratio(self.optimized.peak_bytes, self.baseline.peak_bytes)
 
     @property
     def step_memory_ratio(self) -> float:
         """Peak above what was live before the step, over eager's."""
-        return self.optimized.step_peak_bytes / self.baseline.step_peak_bytes
+        return ratio(self.optimized.step_peak_bytes, self.baseline.step_peak_bytes)
 
 
 def run_plan(
@@ -200,7 +200,7 @@ class _Worker:
         self.remedy = "none"
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "magis.api.worker", kind, str(plan), str(batch)],
+            [sys.executable, "-P", "-m", "magis.api.worker", kind, str(plan), str(batch)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

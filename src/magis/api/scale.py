@@ -32,11 +32,13 @@ _ADDS = {"aten.add.Tensor", "aten.add_.Tensor", "aten.sub.Tensor", "aten.sub_.Te
 @dataclass(frozen=True, slots=True)
 class Scale:
     """`size` is the root of the sum of squared terms (largest element), `terms` their number, `dtype` the
-    type in which they are summed."""
+    type in which they are summed. Where the result is a caller's tensor plus a change, `change` is the scale of the
+    change alone: a weight is much larger than its update, and may not hide that the update is missing."""
 
     size: float
     terms: int
     dtype: DType
+    change: Scale | None = None
 
     def tolerance(self, eps: float) -> float:
         """8 * size * (eps(result) + eps(sums) * sqrt(terms)): what rounding may change."""
@@ -63,7 +65,9 @@ def _combined(graph: Graph, leaves: Sequence[_Leaf], sizes: Mapping[Value, float
     squares = sum(leaf.factor**2 * sizes[leaf.value] for leaf in leaves)
     terms = sum(_terms(graph, leaf.value) for leaf in leaves)
     dtype = max((_sum_dtype(graph, leaf.value) for leaf in leaves), key=lambda d: d.eps)
-    return Scale(sqrt(squares), max(terms, 1), dtype)
+    made = [leaf for leaf in leaves if not graph.nodes[leaf.value.node].is_input]
+    change = _combined(graph, made, sizes) if 0 < len(made) < len(leaves) else None
+    return Scale(sqrt(squares), max(terms, 1), dtype, change)
 
 
 def _terms(graph: Graph, value: Value) -> int:
