@@ -16,13 +16,13 @@ from magis.schedule.problem import Problem
 class SchedulingLimits:
     """Up to `whole` operators are ordered as one piece. Neighbouring pieces of a component that a cut of some loss
     separates stay one while they have at most `joined` operators. `cut`: see `magis.schedule.partition`.
-    `margin`, `reach` (0: not at all) and `near_peak`: see `magis.schedule.incremental.Scheduled.lowered`, where gains
+    `margins`, `reach` (0: not at all) and `near_peak`: see `magis.schedule.incremental.Scheduled.lowered`, where gains
     of less than one part in `least_gain` of the peak do not count."""
 
     whole: int = 170
     joined: int = 14
     cut: int = CUT
-    margin: int = 10
+    margins: tuple[int, ...] = (10, 80)
     reach: int = 80
     least_gain: int = 2048
     interval: IntervalLimits = field(default=IntervalLimits())

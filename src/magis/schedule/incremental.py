@@ -162,7 +162,7 @@ class Scheduled:
         last operator that is independent of the one that runs then, and a margin; if `thorough`, then as far as
         `limits.reach` allows."""
         state, work = self, Work()
-        for margin in (limits.margin, limits.reach) if thorough else (limits.margin,):
+        for margin in limits.margins if thorough else limits.margins[:1]:
             better: Scheduled | None = state
             while better is not None:
                 state = better
