@@ -147,17 +147,24 @@ def _load_file(path: Path) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
-    sys.path.insert(0, str(path.parent.resolve()))
+    _look_in(path.parent)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        if sys.modules.get(path.stem) is module:
+            del sys.modules[path.stem]
         raise UsageError(f"{path} cannot be loaded: {_one_line(error)}") from error
-    finally:
-        sys.path.pop(0)
     return module
 
 
+def _look_in(folder: Path) -> None:
+    """Lets the user's code import what lies beside it, also later; last, so that it hides nothing installed."""
+    if str(folder.resolve()) not in sys.path:
+        sys.path.append(str(folder.resolve()))
+
+
 def _load_module(name: str) -> Any:
+    _look_in(Path.cwd())
     try:
         return importlib.import_module(name)
     except Exception as error:
