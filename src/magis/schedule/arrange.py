@@ -16,14 +16,14 @@ from magis.schedule.problem import Problem
 class SchedulingLimits:
     """Up to `whole` operators are ordered as one piece. Neighbouring pieces of a component that a cut of some loss
     separates stay one while they have at most `joined` operators. `cut`: see `magis.schedule.partition`.
-    `margins`, `reach` (0: not at all) and `near_peak`: see `magis.schedule.incremental.Scheduled.lowered`, where gains
-    of less than one part in `least_gain` of the peak do not count."""
+    Around the peak, operators up to `reach` positions away are ordered anew (0: none), with `near_peak` for `search`;
+    gains of less than one part in `least_gain` of the peak do not count there. `margins`: see `Scheduled.lowered`."""
 
-    whole: int = 170
+    whole: int = 128
     joined: int = 14
     cut: int = CUT
-    margins: tuple[int, ...] = (10, 80)
-    reach: int = 80
+    margins: tuple[int, ...] = (10, 60)
+    reach: int = 60
     least_gain: int = 2048
     interval: IntervalLimits = field(default=IntervalLimits())
     search: SearchLimits = field(default=SearchLimits())

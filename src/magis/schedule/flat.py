@@ -20,7 +20,7 @@ RESIDENT = -1
 """Storage number of everything that takes no memory of the step: the caller's tensors, tensors of 0 bytes."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Flat:
     """Lists have an entry per node id, inputs and removed nodes included (these are empty); `readers`, `nbytes`
     and `maker` have one per storage. Orders contain operators only: the graph's inputs are no operators.

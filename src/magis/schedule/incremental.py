@@ -66,7 +66,7 @@ def reschedule(
     return better.schedule, report
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scheduled:
     """A graph in an order of its operators."""
 
