@@ -13,7 +13,8 @@ from math import sqrt
 
 import torch
 
-from magis.aten.convert import overload, python_literal
+from magis.aten.convert import overload
+from magis.backend.operands import arguments
 from magis.ir.args import Slot
 from magis.ir.dtype import DType
 from magis.ir.graph import Graph, Node, NodeId, Value
@@ -133,12 +134,12 @@ def _run(graph: Graph, wanted: set[Value], inputs: Sequence[torch.Tensor]) -> di
         for node in graph.nodes.values():
             if node.is_input:
                 tensors[Value(node.id)] = next(given)
-                arguments: list[torch.Tensor] = []
+                operands: list[torch.Tensor] = []
             else:
-                arguments = [tensors[value] for value in node.inputs]
+                operands = [tensors[value] for value in node.inputs]
                 wants = [i for i in range(len(node.outputs)) if Value(node.id, i) in wanted]
-                squares = {i: _squares(graph, node, arguments, i) for i in wants}
-                for output, tensor in enumerate(_call(node, arguments)):
+                squares = {i: _squares(graph, node, operands, i) for i in wants}
+                for output, tensor in enumerate(_call(graph, node, operands)):
                     if isinstance(tensor, torch.Tensor):
                         tensors[Value(node.id, output)] = tensor
                 sizes |= {Value(node.id, i): size for i, size in squares.items() if size is not None}
@@ -151,20 +152,10 @@ def _run(graph: Graph, wanted: set[Value], inputs: Sequence[torch.Tensor]) -> di
     return sizes
 
 
-def _call(node: Node, tensors: Sequence[torch.Tensor]) -> Sequence[object]:
-    args = [python_literal_of(a, tensors) for a in node.args]
-    kwargs = {name: python_literal_of(a, tensors) for name, a in node.kwargs}
+def _call(graph: Graph, node: Node, tensors: Sequence[torch.Tensor]) -> Sequence[object]:
+    args, kwargs = arguments(graph.call(node), list(tensors))
     result = overload(node.op)(*args, **kwargs)
     return result if isinstance(result, (tuple, list)) else (result,)
-
-
-def python_literal_of(template: object, tensors: Sequence[torch.Tensor]) -> object:
-    """An argument template with its tensors filled in."""
-    if isinstance(template, Slot):
-        return tensors[template.index]
-    if isinstance(template, tuple):
-        return [python_literal_of(item, tensors) for item in template]
-    return python_literal(template)  # type: ignore[arg-type]
 
 
 def _squares(graph: Graph, node: Node, tensors: Sequence[torch.Tensor], output: int) -> float | None:
