@@ -1,0 +1,86 @@
+"""What a caller asks of a plan: limits on memory and time, and how long the search may take."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from magis.errors import UsageError
+
+BUDGET_S = 30.0
+"""Seconds that a search may take unless the caller says otherwise."""
+_UNITS = {"B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]+|%)?")
+_FORMS = "pass bytes, a size such as 8GiB or 500MB, or a share of eager's peak such as 40%"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """At most `max_slowdown` times eager's time; peak at most `memory_bytes`, or `memory_share` of eager's.
+    None: no such limit. At most one of the two memory limits is set."""
+
+    max_slowdown: float | None = None
+    memory_bytes: int | None = None
+    memory_share: float | None = None
+
+    def peak_bytes(self, baseline_peak_bytes: int) -> int | None:
+        """The limit on peak memory in bytes; None without one."""
+        if self.memory_share is not None:
+            return math.floor(self.memory_share * baseline_peak_bytes)
+        return self.memory_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A search ends after so many seconds or so many iterations, whichever comes first; None: no such end."""
+
+    seconds: float | None = BUDGET_S
+    iterations: int | None = None
+
+
+def limits(max_slowdown: float | None = None, memory: int | float | str | None = None) -> Limits:
+    """Checks what a caller asked for. `memory` is a number of bytes, a size ("8GiB"), or a share of eager's peak
+    ("40%", or a float up to 1). Raises UsageError, in one line, for anything that no plan could keep to."""
+    if max_slowdown is not None and not (math.isfinite(max_slowdown) and max_slowdown >= 1):
+        raise UsageError(
+            f"a slowdown of at most {max_slowdown:g} is impossible: pass a factor of eager's time from 1 on, "
+            "such as 1.10 for 10 % slower"
+        )
+    if memory is None:
+        return Limits(max_slowdown)
+    if isinstance(memory, str):
+        nbytes, share = _parsed(memory)
+    elif isinstance(memory, float):
+        nbytes, share = None, memory
+        if not 0 < memory <= 1:
+            raise UsageError(f"a memory limit of {memory:g} is no share of eager's peak: {_FORMS}")
+    else:
+        nbytes, share = memory, None
+    if (nbytes is not None and nbytes <= 0) or (share is not None and not 0 < share < math.inf):
+        raise UsageError(f"a memory limit of {memory} is impossible: {_FORMS}")
+    return Limits(max_slowdown, nbytes, share)
+
+
+def _parsed(text: str) -> tuple[int | None, float | None]:
+    """Bytes, or a share."""
+    found = _SIZE.fullmatch(text.strip())
+    number, unit = found.groups() if found else ("", "")
+    if found is None or (unit not in _UNITS and unit not in ("%", None)):
+        raise UsageError(f"{text!r} is no memory limit: {_FORMS}")
+    if unit == "%":
+        return None, float(number) / 100
+    return int(float(number) * _UNITS[unit or "B"]), None
+
+
+def budget(seconds: float | None = BUDGET_S, iterations: int | None = None) -> Budget:
+    """Checks a search budget. Raises UsageError for a negative or endless one."""
+    if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+        raise UsageError(f"a budget of {seconds:g} s is impossible: pass seconds, such as 30")
+    if iterations is not None and iterations < 0:
+        raise UsageError(f"{iterations} iterations are impossible: pass 0 or more")
+    return Budget(seconds, iterations)
