@@ -168,3 +168,33 @@ def test_a_kernel_that_does_not_say(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         pass
     assert meter.growth_bytes is None
     assert resident_bytes() is None
+
+
+@pytest.mark.usefixtures("active")
+def test_a_folder_with_spaces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    maps = Path("/proc/self/maps").read_text()
+    library = next(line.split(maxsplit=5)[5] for line in maps.splitlines() if "/libc10.so" in line)
+    folder = tmp_path / "my libs\nand more"
+    folder.mkdir()
+    (folder / "libc10.so").symlink_to(library)
+    escaped = str(folder / "libc10.so").replace("\n", "\\012")
+    written = tmp_path / "maps"
+    written.write_text(maps.replace(library, escaped))
+    monkeypatch.setattr(resident, "_MAPS", written)
+    with follow_live() as remedy:
+        assert remedy.active
+
+
+@pytest.mark.parametrize("library", ["/gone/libc10.so", "/gone/libc10.so (deleted)", ""])
+def test_a_library_that_is_not_where_the_maps_say(
+    library: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    written = tmp_path / "maps"
+    written.write_text(f"7f0000000000-7f0000001000 r-xp 00000000 00:1f 42   {library}\n")
+    monkeypatch.setattr(resident, "_MAPS", written)
+    assert resident._jump_slot(b"any") is None
+
+
+def test_no_maps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(resident, "_MAPS", tmp_path / "none")
+    assert resident._jump_slot(b"any") is None

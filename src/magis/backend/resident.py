@@ -212,16 +212,42 @@ def _is_aligned_as_pytorch_does() -> bool:
 
 def _jump_slot(symbol: bytes) -> ctypes.c_uint64 | None:
     """Where libc10 keeps the address to jump to for `symbol`, if it is there and can be written to."""
-    maps = [line.split() for line in _MAPS.read_text().splitlines()]
-    path = next((m[5] for m in maps if len(m) > 5 and Path(m[5]).name.startswith("libc10.so")), None)
+    mappings = _mappings()
+    path = next((m.path for m in mappings if m.path.rpartition("/")[2].startswith("libc10.so")), None)
     if path is None:
         return None
-    address = _jump_slot_address(ctypes.CDLL(path), symbol)
-    for span, rights, *_ in maps:
+    try:
+        library = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_NOLOAD)  # never a second copy, if the file was replaced
+    except OSError:
+        return None
+    address = _jump_slot_address(library, symbol)
+    if address is None or not any(m.low <= address < m.high and m.rights.startswith("rw") for m in mappings):
+        return None
+    return ctypes.c_uint64.from_address(address)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapping:
+    """A line of `/proc/self/maps`: addresses from `low` to below `high`, rights such as "r-xp", the file's path."""
+
+    low: int
+    high: int
+    rights: str
+    path: str
+
+
+def _mappings() -> list[_Mapping]:
+    """This process's memory mappings; none where the system does not say. A path may hold spaces, and any bytes but
+    a newline, which the kernel writes as an octal escape."""
+    try:
+        lines = os.fsdecode(_MAPS.read_bytes()).split("\n")
+    except OSError:
+        return []
+    found = []
+    for span, rights, _offset, _device, _inode, *path in (line.split(maxsplit=5) for line in lines if line):
         low, high = (int(end, 16) for end in span.split("-"))
-        if address is not None and low <= address < high and rights.startswith("rw"):
-            return ctypes.c_uint64.from_address(address)
-    return None
+        found.append(_Mapping(low, high, rights, path[0].replace(r"\012", "\n") if path else ""))
+    return found
 
 
 def _jump_slot_address(library: ctypes.CDLL, symbol: bytes) -> int | None:
