@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,37 @@ class ModulePath:
     """The module whose forward is running, by name."""
 
     def __init__(self) -> None:
-        self._stack: list[str] = []
+        self._stack: list[tuple[str, BaseException | None]] = []  # names; the error being handled on entry
+        self._failed: tuple[BaseException, str] | None = None
 
     @property
     def current(self) -> str:
-        """Name of the innermost running module; after an error, the one that failed."""
-        return self._stack[-1] if self._stack else ""
+        """Name of the innermost running module; once an error has left them all, the one that it came from."""
+        if self._stack:
+            return self._stack[-1][0]
+        return self._failed[1] if self._failed is not None and self._failed[0] is sys.exc_info()[1] else ""
 
-    def _leave(self, _module: Any, _args: Any, _result: Any) -> None:
-        self._stack.pop()
+    def _enter(self, name: str, _module: Any, _args: Any) -> None:
+        self._stack.append((name, sys.exc_info()[1]))
+
+    def _leave(self, name: str, _module: Any, _args: Any, _result: Any) -> None:
+        """Also called when an error passes; not inside `claims_tracing`, so modules left over are dropped with it."""
+        places = [place for place, (running, _) in enumerate(self._stack) if running == name]
+        if not places:
+            return  # another hook failed before the module was entered
+        _, handled = self._stack[places[-1]]
+        del self._stack[places[-1] :]
+        error = sys.exc_info()[1]
+        if error is not None and error is not handled and (self._failed is None or self._failed[0] is not error):
+            self._failed = error, name
 
     @contextlib.contextmanager
     def follow(self, model: torch.nn.Module) -> Iterator[None]:
         """Keeps track while inside."""
         hooks = []
         for name, module in model.named_modules():
-            hooks.append(module.register_forward_pre_hook(lambda _m, _a, n=name: self._stack.append(n)))  # type: ignore[misc]
-            hooks.append(module.register_forward_hook(self._leave))
+            hooks.append(module.register_forward_pre_hook(partial(self._enter, name), prepend=True))
+            hooks.append(module.register_forward_hook(partial(self._leave, name), always_call=True))
         try:
             yield
         finally:
