@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,11 +69,103 @@ def test_named_tuple() -> None:
     assert len(names(captured.graph)) == 2
 
 
-def test_batch_encoding() -> None:
+def batch_encoding() -> Any:
     transformers = pytest.importorskip("transformers")
-    batch = transformers.BatchEncoding({"x": X, "labels": torch.arange(4)})
-    captured = check(linear(), lambda m, b: F.cross_entropy(m(b["x"]), b["labels"]), batch)
-    assert sorted(names(captured.graph)) == ["labels", "x"]
+    return transformers.BatchEncoding({"x": X, "labels": torch.arange(4)})
+
+
+class Listing(Mapping[str, Any]):
+    """A mapping that keeps its items elsewhere than in `data`, and gives them as attributes too."""
+
+    def __init__(self, **items: Any) -> None:
+        self.items_by_name = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_by_name[key]
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("__") or key == "items_by_name":
+            raise AttributeError(key)
+        return self.items_by_name[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_by_name)
+
+    def __len__(self) -> int:
+        return len(self.items_by_name)
+
+
+class Slotted(UserDict[str, Any]):
+    """A UserDict without `data` among its attributes."""
+
+    __slots__ = ("data",)
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("__") or key == "data":
+            raise AttributeError(key)
+        return self.data[key]
+
+
+class Attributes(dict[str, Any]):
+    """The well-known dict whose items are its attributes."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+MAPPINGS: dict[str, Callable[[], Any]] = {
+    "BatchEncoding": batch_encoding,
+    "Mapping": lambda: Listing(x=X, labels=torch.arange(4)),
+    "UserDict without data": lambda: Slotted({"x": X, "labels": torch.arange(4)}),
+    "dict": lambda: Attributes(x=X, labels=torch.arange(4)),
+}
+
+
+def by_key(m: Any, b: Any) -> Tensor:
+    return F.cross_entropy(m(b["x"]), b["labels"])
+
+
+def by_attribute(m: Any, b: Any) -> Tensor:
+    return F.cross_entropy(m(b.x), b.labels)
+
+
+@pytest.mark.parametrize("loss", [by_key, by_attribute])
+@pytest.mark.parametrize("make", MAPPINGS.values(), ids=MAPPINGS.keys())
+def test_mappings(make: Callable[[], Any], loss: Any) -> None:
+    batch = make()
+    kinds = set()
+
+    def seen(m: Any, b: Any) -> Tensor:
+        kinds.add(type(b))
+        return loss(m, b)
+
+    assert sorted(names(check(linear(), seen, batch).graph)) == ["labels", "x"]
+    assert kinds == {type(batch)}
+    assert batch["x"] is batch.x is X
+
+
+@pytest.mark.parametrize("loss", [by_key, by_attribute])
+@pytest.mark.parametrize("make", MAPPINGS.values(), ids=MAPPINGS.keys())
+def test_mappings_inside_others(make: Callable[[], Any], loss: Any) -> None:
+    captured = check(linear(), lambda m, b: loss(m, b[0]) + loss(m, b[1]["left"]), (make(), {"left": make(), "n": 1}))
+    assert sorted(names(captured.graph)) == ["0.labels", "0.x", "1.left.labels"]
+
+
+@pytest.mark.parametrize("make", MAPPINGS.values(), ids=MAPPINGS.keys())
+def test_inference_of_mappings(make: Callable[[], Any]) -> None:
+    model = Of(lambda m, x, labels: Listing(both=m.f(x) + labels[:, None]), f=nn.Linear(8, 8))
+    assert check(model, None, make()).graph.output_names == ("output:both",)
+
+
+def test_a_tokenizers_encodings() -> None:
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, "[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    batch = transformers.PreTrainedTokenizerFast(tokenizer_object=words)(["a b", "b c"], return_tensors="pt")
+    model = Of(lambda m, i: m.table(i), table=nn.Embedding(3, 4))
+    captured = check(model, lambda m, b: (m(b.input_ids) * b["attention_mask"][..., None]).mean(), batch)
+    assert {"input_ids", "attention_mask"} <= set(names(captured.graph))
 
 
 def test_same_tensor_twice() -> None:

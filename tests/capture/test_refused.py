@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 import warnings
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +16,9 @@ from stepping import Of, check, mean_loss
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from magis.api.models import resolve
 from magis.capture.capture import capture
-from magis.capture.workload import call_factory, workload
+from magis.capture.workload import Workload, call_factory, workload
 from magis.errors import CaptureError, MagisError, UsageError
 
 X = torch.randn(4, 8)
@@ -257,12 +260,69 @@ def test_inference_without_tensors() -> None:
     assert "no tensor" in refusal(Of(lambda m, x: 3), None, kind=UsageError)
 
 
+class Opaque:
+    """A batch that is an object like any other."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.__dict__.update(parts)
+
+
+class OpaqueSlots:
+    """Likewise, with slots."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+def tagged() -> Any:
+    batch = UserDict({"x": X})
+    batch.scale = torch.ones(8)  # type: ignore[attr-defined]
+    return batch
+
+
+class Locked(UserDict[str, Any]):
+    """Cannot be copied."""
+
+    def __init__(self, items: Any) -> None:
+        super().__init__(items)
+        self.lock = threading.Lock()
+
+
+HIDDEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "attribute": (lambda: Opaque(x=X, n=3), "Opaque"),
+    "attribute of an attribute": (lambda: (X, {"rest": Opaque(inner=Opaque(xs=[3, (X,)]))}), "Opaque"),
+    "slot": (lambda: [X, OpaqueSlots(X + 1)], "OpaqueSlots"),
+    "beside the items": (tagged, "UserDict"),
+    "in a set": (lambda: (X, {X + 1}), "set"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_tensors_hidden_in_the_batch(name: str) -> None:
+    make, kind = HIDDEN[name]
+    message = refusal(nn.Linear(8, 8), lambda m, b: m(X).mean(), make(), UsageError)
+    assert message_names(message, f"inside a {kind} object", "dict, tuple or dataclass", "torch.utils._pytree")
+    with pytest.raises(UsageError, match=f"inside a {kind} object"):
+        capture(Workload(nn.Linear(8, 8), lambda m, b: m(X).mean(), make()))
+
+
+def test_a_batch_that_cannot_be_copied() -> None:
+    message = refusal(nn.Linear(8, 8), lambda m, b: m(b["x"]).mean(), Locked({"x": X}), UsageError)
+    assert message_names(message, "Locked cannot be copied", "torch.utils._pytree")
+
+
+def test_objects_without_tensors_may_stay_in_the_batch() -> None:
+    check(nn.Linear(8, 8), lambda m, b: m(b[0]).mean() * b[1].factor, (X, Opaque(factor=2.0, torch=torch)))
+
+
 FACTORIES: dict[str, tuple[Callable[[], Any], str]] = {
     "raises": (lambda: 1 / 0, "ZeroDivisionError"),
     "nothing": (lambda: None, "a NoneType"),
     "two items": (lambda: (nn.Linear(8, 8), X), "a tuple of 2 items"),
     "no model": (lambda: (mean_loss, mean_loss, X), "not a torch.nn.Module"),
-    "no loss": (lambda: (nn.Linear(8, 8), 3, X), "loss_fn is a int"),
+    "no loss": (lambda: (nn.Linear(8, 8), 3, X), "loss_fn is an int"),
     "no batch": (lambda: (nn.Linear(8, 8), mean_loss, {"a": 3}), "no tensor"),
     "odd update": (lambda: (nn.Linear(8, 8), mean_loss, X, "adam"), "sgd-inplace"),
     "update of inference": (lambda: (nn.Linear(8, 8), None, X, "sgd-inplace"), "needs a loss_fn"),
@@ -275,3 +335,10 @@ def test_factory(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         call_factory(factory, "mine")
     assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+def test_a_type_of_python_as_factory() -> None:
+    for sizes, said in (({}, "the factory returned a dict; return (model, loss_fn, batch)"), ({"batch": 3}, "--batch")):
+        with pytest.raises(UsageError) as caught:
+            resolve("builtins:dict", sizes).build(fake=True)
+        assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1

@@ -53,7 +53,7 @@ class ModelSource:
         return partial(factory, **self.sizes)
 
     def _check_sizes(self, factory: Callable[..., Any]) -> None:
-        parameters = inspect.signature(factory).parameters.values()
+        parameters = _parameters(factory)
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
             return
         accepted = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -105,6 +105,14 @@ class ModelSource:
             if self.is_zoo:
                 raise
         return capture(self.build(fake=False))  # some factories only seem to work on meta
+
+
+def _parameters(factory: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    """What a factory takes; nothing, of Python's built-in types that do not say."""
+    try:
+        return tuple(inspect.signature(factory).parameters.values())
+    except ValueError:
+        return ()
 
 
 def resolve(reference: str, sizes: Mapping[str, int | None] | None = None, seed: int = 0) -> ModelSource:

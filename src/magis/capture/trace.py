@@ -12,7 +12,7 @@ from magis.capture import private
 from magis.capture.metadata import corrected
 from magis.capture.model_state import FakeState, PlainRandomNumbers, Rebinding, named_tensors
 from magis.capture.sources import ModulePath, SourceLines, explain
-from magis.capture.workload import Workload, flatten_batch
+from magis.capture.workload import Workload, flatten_batch, refuse_hidden_tensors
 from magis.errors import CaptureError, MagisError, UsageError
 
 
@@ -105,6 +105,7 @@ class _Batch:
     """A batch taken apart: its distinct tensors, their names, and how to put others in their places."""
 
     def __init__(self, workload: Workload) -> None:
+        refuse_hidden_tensors(workload.batch, workload.name)
         self._leaves, self._structure, names = flatten_batch(workload.batch)
         self._place: dict[int, int] = {}  # of a leaf, among the distinct tensors
         self.tensors: list[torch.Tensor] = []

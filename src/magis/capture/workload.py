@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -46,7 +49,7 @@ class Workload:
         """Runs loss or inference call on a batch of the same structure."""
         if self.loss_fn is not None:
             return self.loss_fn(self.model, batch)
-        if isinstance(batch, dict):
+        if isinstance(batch, Mapping):
             return self.model(**batch)
         return self.model(*batch) if isinstance(batch, (tuple, list)) else self.model(batch)
 
@@ -67,6 +70,7 @@ def workload(made: Any, name: str = "model") -> Workload:
         raise UsageError(
             f"{name}: loss_fn is {_described(loss_fn)}; pass a function loss_fn(model, batch), or None for inference"
         )
+    refuse_hidden_tensors(batch, name)
     if not batch_tensors(batch):
         raise UsageError(f"{name}: the batch holds no tensor; return the step's input tensors as the third item")
     if not (update is None or update == SGD_INPLACE or isinstance(update, torch.optim.Optimizer)):
@@ -79,33 +83,107 @@ def workload(made: Any, name: str = "model") -> Workload:
 
 
 def _described(value: Any) -> str:
+    kind = type(value).__name__
     length = f" of {len(value)} items" if isinstance(value, (tuple, list)) else ""
-    return f"a {type(value).__name__}{length}"
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}{length}"
 
 
 def register_structure(batch: Any) -> None:
-    """Lets dataclasses inside a batch be taken apart like dicts."""
-    from dataclasses import fields, is_dataclass
+    """Lets dataclasses and mappings of any class (`BatchEncoding`) inside a batch be taken apart like dicts."""
+    for item in _structure(batch):
+        kind = type(item)
+        if kind in pytree.SUPPORTED_NODES:
+            continue
+        if is_dataclass(kind):
+            pytree.register_dataclass(kind)
+        elif isinstance(item, Mapping):
+            pytree.register_pytree_node(kind, _items, _refilled, flatten_with_keys_fn=_items_with_keys)
+            _MAPPINGS.add(kind)
 
+
+_MAPPINGS: set[type] = set()  # those that `register_structure` registered
+
+
+def _structure(batch: Any) -> Iterator[Any]:
+    """A batch and all that it is made of; each item is registered, if it has to be, before its parts are asked for."""
     todo = [batch]
     while todo:
         item = todo.pop()
-        if is_dataclass(item) and not isinstance(item, type):
-            kind = type(item)
-            if kind not in pytree.SUPPORTED_NODES:
-                pytree.register_dataclass(kind)
-            todo += [getattr(item, f.name) for f in fields(item)]
-        elif isinstance(item, dict):
-            todo += item.values()
-        elif isinstance(item, (tuple, list)):
-            todo += item
+        yield item
+        parts = pytree.tree_leaves(item, is_leaf=lambda part, whole=item: part is not whole)
+        todo += [part for part in parts if part is not item]
+
+
+def _items(mapping: Mapping[Any, Any]) -> tuple[list[Any], Any]:
+    return [mapping[key] for key in mapping], (list(mapping), mapping)
+
+
+def _items_with_keys(mapping: Mapping[Any, Any]) -> tuple[list[tuple[Any, Any]], Any]:
+    return [(pytree.MappingKey(key), mapping[key]) for key in mapping], (list(mapping), mapping)
+
+
+def _refilled(values: Iterable[Any], context: Any) -> Any:
+    """A mapping of the same class with other values wherever it holds the original's, so that it is read as before:
+    by key, by attribute or through methods of its own."""
+    keys, original = context
+    news = {key: (original[key], new) for key, new in zip(keys, values)}
+    try:
+        made = copy.deepcopy(original, {id(old): new for old, new in news.values()})
+        for key, (old, new) in news.items():
+            if made[key] is not new:
+                made[key] = new
+            if getattr(original, str(key), None) is old and getattr(made, str(key), None) is not new:
+                setattr(made, key, new)
+    except Exception as error:
+        raise UsageError(
+            f"the batch's {type(original).__name__} cannot be copied ({_one_line(error)}); {_DO}"
+        ) from error
+    return made
+
+
+_DO = "use a dict, tuple or dataclass, or register the class with torch.utils._pytree"
+
+
+def refuse_hidden_tensors(batch: Any, name: str) -> None:
+    """Raises UsageError if an object of the batch holds a tensor where it cannot be told from a constant."""
+    leaves, _, _ = flatten_batch(batch)
+    opaque = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+    mappings = [item for item in _structure(batch) if type(item) in _MAPPINGS]
+    for item in (*opaque, *mappings):
+        if _hides_tensor(item, _items(item)[0] if type(item) in _MAPPINGS else ()):
+            raise UsageError(f"{name}: the batch hides a tensor inside a {type(item).__name__} object; {_DO}")
+
+
+def _hides_tensor(item: Any, known: Iterable[Any]) -> bool:
+    """Whether an object leads to a tensor, through attributes and containers other than the known ones."""
+    seen: dict[int, Any] = {id(part): part for part in known}  # kept, or its number might be another's soon
+    todo = [item]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, (type, ModuleType, FunctionType, str, bytes)):
+            continue
+        if isinstance(item, torch.Tensor):
+            return True
+        seen[id(item)] = item
+        todo += _parts(item)
+    return False
+
+
+def _parts(item: Any) -> list[Any]:
+    parts = list(getattr(item, "__dict__", {}).values())
+    for kind in type(item).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        parts += [getattr(item, slot, None) for slot in ([slots] if isinstance(slots, str) else slots)]
+    if isinstance(item, Mapping):
+        parts += item.values()
+    elif isinstance(item, (list, tuple, set, frozenset, deque)):
+        parts += item
+    return parts
 
 
 def flatten_batch(batch: Any) -> tuple[list[Any], Any, list[str]]:
     """Leaves, structure and readable names ("input_ids", "0.mask") of a batch."""
     register_structure(batch)
-    if hasattr(batch, "data") and hasattr(batch, "keys") and not isinstance(batch, dict):
-        batch = dict(batch)
     with_paths, structure = pytree.tree_flatten_with_path(batch)
     names = [".".join(_key(part) for part in path) or "batch" for path, _ in with_paths]
     return [leaf for _, leaf in with_paths], structure, names
