@@ -1,10 +1,12 @@
 """The proof passes what is right and catches what is wrong."""
 
+from collections import UserDict
+
 import pytest
 import torch
 
 from magis import zoo
-from magis.api.prove import prove
+from magis.api.prove import exact_results, prove
 from magis.backend.runtime import compile_routine
 from magis.capture.capture import capture
 from magis.capture.workload import Workload, workload
@@ -178,3 +180,114 @@ def test_a_doubled_bias_gradient_of_a_transformer_fails():
     assert prove(made, captured, step).ok
     assert not prove(made, captured, _tampered(captured, step, name, lambda g: 2 * g)).ok
     assert not prove(made, captured, _tampered(captured, step, name, torch.zeros_like)).ok
+
+
+class Masked(torch.nn.Module):
+    """Logits of which some are out of the question; what they are made of comes along."""
+
+    def __init__(self, masked):
+        super().__init__()
+        self.logits, self.masked = torch.nn.Linear(8, 8), masked
+
+    def forward(self, x):
+        return {"logits": self.masked(self.logits(x)), "sign": x.sign()}
+
+
+def _above(y):
+    return torch.ones_like(y).triu(1)
+
+
+MASKED = {
+    "filled": lambda y: y.masked_fill(_above(y).bool(), float("-inf")),
+    "added": lambda y: y + torch.zeros_like(y).masked_fill(_above(y).bool(), float("-inf")),
+    "normalised": lambda y: torch.log_softmax(y.masked_fill(_above(y).bool(), float("-inf")), -1),
+    "both signs": lambda y: y.masked_fill(_above(y).bool(), float("inf")) * torch.tensor([1.0, -1.0] * 4),
+    "all": lambda y: torch.full_like(y, float("-inf")),
+}
+
+
+def _masked(name):
+    torch.manual_seed(0)
+    return Workload(Masked(MASKED[name]), None, (torch.randn(8, 8),), None, "masked")
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_infinities_where_eager_has_them_are_equal(name):
+    made = _masked(name)
+    captured, step = _compiled(made)
+    result = prove(made, captured, step)
+    assert result.failures == ()
+    assert result.max_rel_error == 0.0
+
+
+def _set(value, place):
+    def change(tensor):
+        changed = tensor.clone()
+        changed[place] = value
+        return changed
+
+    return change
+
+
+INFINITE = float("inf")
+CHANGES = {
+    "NaN for a number": _set(float("nan"), (1, 0)),
+    "NaN for an infinity": _set(float("nan"), (0, 1)),
+    "infinity for a number": _set(-INFINITE, (1, 0)),
+    "number for an infinity": _set(-1e30, (0, 1)),
+    "the other infinity": _set(INFINITE, (0, 1)),
+    "another number": _set(0.75, (7, 0)),
+    "all infinite": lambda tensor: torch.full_like(tensor, -INFINITE),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+@pytest.mark.parametrize("name", ["filled", "added", "normalised"])
+def test_other_infinities_and_numbers_fail(name, change):
+    made = _masked(name)
+    captured, step = _compiled(made)
+    result = prove(made, captured, _tampered(captured, step, "output:logits", change))
+    assert [line.split(": ")[0] for line in result.failures] == ["output:logits"]
+
+
+def test_rounding_beside_infinities_passes():
+    made = _masked("filled")
+    captured, step = _compiled(made)
+    tampered = _tampered(captured, step, "output:logits", lambda tensor: tensor * (1 + 2**-23))
+    result = prove(made, captured, tampered)
+    assert result.failures == () and 0 < result.max_rel_error < 1e-6
+
+
+def test_an_infinite_loss_and_its_gradients_fail_though_eager_has_them_too():
+    made = _mlp()
+    endless = Workload(made.model, lambda m, b: made.loss_fn(m, b) * INFINITE, made.batch, None, "endless")
+    captured, step = _compiled(endless)
+    failed = {line.split(": ")[0] for line in prove(endless, captured, step).failures}
+    assert {"loss", "grad:3.bias"} <= failed
+
+
+def test_an_infinite_weight_fails():
+    made = _mlp("sgd-inplace")
+    captured, step = _compiled(made)
+    weight = made.model[3].weight
+
+    def run(inputs):
+        results = step(inputs)
+        weight[0, 0] = INFINITE
+        return results
+
+    failures = prove(made, captured, run).failures
+    assert [line.split(": ")[0] for line in failures] == ["parameter:3.weight"]
+
+
+def test_an_infinite_buffer_that_the_step_updates_fails():
+    made = Workload(torch.nn.BatchNorm1d(4), None, (torch.full((8, 4), INFINITE),), None, "buffers")
+    captured, step = _compiled(made)
+    assert any(line.startswith("buffer:running_mean") for line in prove(made, captured, step).failures)
+
+
+def test_exact_results_of_a_batch_that_is_a_mapping():
+    x = torch.randn(8, 16)
+    made = Workload(_mlp().model, lambda m, b: m(b.data["x"]).square().mean(), UserDict(x=x, y=x), None, "mapping")
+    assert exact_results(made)["loss"].dtype == torch.float64
+    assert made.batch["x"] is x
