@@ -43,6 +43,10 @@ class Budget:
     iterations: int | None = None
 
 
+NO_LIMITS = Limits()
+DEFAULT_BUDGET = Budget()
+
+
 def limits(max_slowdown: float | None = None, memory: int | float | str | None = None) -> Limits:
     """Checks what a caller asked for. `memory` is a number of bytes, a size ("8GiB"), or a share of eager's peak
     ("40%", or a float up to 1). Raises UsageError, in one line, for anything that no plan could keep to."""

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from magis.api.costs import Costs, Progress, silent
-from magis.api.limits import Budget, Limits
+from magis.api.limits import DEFAULT_BUDGET, NO_LIMITS, Budget, Limits
 from magis.fission.tree import Program
 from magis.ir.graph import Graph, Schedule
 from magis.lower.launches import launches
@@ -32,11 +32,11 @@ def plan_step(
     graph: Graph,
     schedule: Schedule,
     costs: Costs,
-    limits: Limits = Limits(),
-    budget: Budget = Budget(),
+    limits: Limits = NO_LIMITS,
+    budget: Budget = DEFAULT_BUDGET,
     progress: Progress = silent,
 ) -> Planned:
-    """The best program found for a captured step (`schedule` is eager's order). Without limits it is the step itself."""
+    """The best program found for a captured step, of which `schedule` is eager's order; the step itself without limits."""
     program = Program(graph)
     routine = lower(program, schedule)
     costs.prepare((call for call, _ in launches(routine)), progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, KeysView
 from dataclasses import replace
 
 from magis.ir.args import Args, Kwargs, renumbered
@@ -46,6 +46,10 @@ class GraphEdit:
     def node(self, node_id: NodeId) -> Node:
         """A node as it stands now."""
         return self._nodes[node_id]
+
+    def node_ids(self) -> KeysView[NodeId]:
+        """The nodes there are now."""
+        return self._nodes.keys()
 
     def copy(self, node_id: NodeId, note: str) -> NodeId:
         """Adds a second instance of a node with the same inputs; `note` goes into its origin."""

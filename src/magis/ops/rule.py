@@ -77,6 +77,11 @@ class OpRule:
     recomputable: ClassVar[bool] = True
     known: ClassVar[bool] = True
 
+    @property
+    def family(self) -> str:
+        """The family of operators it belongs to, such as `pointwise`: the module that describes it."""
+        return type(self).__module__.rpartition(".")[2]
+
     def aliases(self, call: Call) -> tuple[int | None, ...]:
         """For each output the index of the input whose storage it shares; None where it makes its own."""
         return tuple(None for _ in call.outputs)

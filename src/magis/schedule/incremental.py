@@ -14,6 +14,7 @@ from magis.schedule.baseline import eager_order
 from magis.schedule.dp import SearchLimits
 from magis.schedule.flat import Flat, flatten, live_bytes, topological
 from magis.schedule.interval import interval
+from magis.schedule.placement import placed
 from magis.schedule.problem import problem
 from magis.schedule.update import updated
 from magis.schedule.waist import ancestors, descendants, narrow_waist
@@ -127,17 +128,43 @@ class Scheduled:
         new_nodes: Collection[NodeId],
         limits: SchedulingLimits = LIMITS,
         within: tuple[int, int] | None = None,
+        thorough: bool = True,
     ) -> tuple[Scheduled, SchedulingReport]:
         """The edited graph, its order the old one but for the interval around the change: Algorithm 2's, or the
         positions [begin, end) of `within` (either grows if the order would not be valid otherwise); then but for
-        what lies around the peak, farther away if that has grown."""
+        what lies around the peak, farther away if that has grown and `thorough` is asked for."""
         flat = updated(self.flat, graph, old_nodes, new_nodes)
-        begin, end = within or self._interval(flat, old_nodes, new_nodes, limits)
-        begin, end, middle = self._closed(flat, new_nodes, begin, end)
-        start = Scheduled(flat, self.order[:begin] + middle + self.order[end:])
+        old = self._with_late_writes(flat, new_nodes)
+        begin, end = within or old._interval(flat, old_nodes, new_nodes, limits)
+        begin, end, middle = old._closed(flat, new_nodes, begin, end)
+        start = Scheduled(flat, old.order[:begin] + middle + old.order[end:])
         better, work = start.reordered(begin, begin + len(middle), limits)
-        better, more = better.lowered(limits, thorough=better.peak_bytes > self.peak_bytes)
+        better, more = better.lowered(limits, thorough=thorough and better.peak_bytes > self.peak_bytes)
         return better, SchedulingReport(begin, end, len(middle), start.peak_bytes, better.peak_bytes, work + more)
+
+    def edited(self, graph: Graph, old_nodes: Collection[NodeId], new_nodes: Collection[NodeId]) -> Scheduled:
+        """The edited graph in the old order, what was added right before its first reader (see `placed`)."""
+        flat = updated(self.flat, graph, old_nodes, new_nodes)
+        kept = [node for node in self.order if node in graph.nodes]
+        return Scheduled(flat, placed(flat, kept, self._added(new_nodes)))
+
+    def _added(self, new_nodes: Iterable[NodeId]) -> list[NodeId]:
+        """The new nodes that are not in this order, by id."""
+        position = self.position
+        return [node for node in sorted(new_nodes) if node >= len(position) or position[node] < 0]
+
+    def _with_late_writes(self, flat: Flat, new_nodes: Iterable[NodeId]) -> Scheduled:
+        """This order, but for writes that have to wait for an added node of the edited graph `flat`: they move to
+        where that will run. Left where they are, they would pull it ahead of them."""
+        added = self._added(new_nodes)
+        if not any(flat.graph.nodes[later].writes for node in added for later in flat.after[node]):
+            return self
+        kept = [node for node in self.order if node in flat.graph.nodes]
+        order = placed(flat, kept, added)
+        if len(kept) < len(self.order):
+            return self
+        new = set(added)
+        return Scheduled(self.flat, tuple(node for node in order if node not in new))
 
     def reordered(
         self, begin: int, end: int, limits: SchedulingLimits = LIMITS, search: SearchLimits | None = None
@@ -216,7 +243,7 @@ class Scheduled:
     def _closed(self, flat: Flat, new_nodes: Iterable[NodeId], begin: int, end: int) -> tuple[int, int, Schedule]:
         """The interval, grown until all before it may run before all in it, and all after it after; and a valid
         order of what lies in it."""
-        added = [node for node in sorted(new_nodes) if node >= len(self.position) or self.position[node] < 0]
+        added = self._added(new_nodes)
         while True:
             old = [node for node in self.order[begin:end] if node in flat.graph.nodes]
             inside = dict.fromkeys((*old, *added))

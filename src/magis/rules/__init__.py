@@ -1,0 +1,1 @@
+"""M-Rules: transformations of a program, one file each (paper section 5.2)."""

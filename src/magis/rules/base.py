@@ -1,0 +1,71 @@
+"""What a transformation rule is: where it may be applied, and what it makes of the program there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from magis.fission.tree import Program
+from magis.ir.edit import GraphEdit
+from magis.ir.graph import NodeId
+from magis.schedule.incremental import Scheduled
+
+Site = tuple[int, ...]
+"""Where a rule applies: plain numbers, so that it can be saved and replayed. Each rule says what they mean."""
+Latency = Callable[[NodeId], float]
+"""Seconds of one launch of a node of the state at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A changed program, and which nodes the change touched (as `GraphEdit` records them): what Algorithm 2 needs."""
+
+    program: Program
+    old_nodes: frozenset[NodeId]
+    new_nodes: frozenset[NodeId]
+
+
+class Rule(Protocol):
+    """A transformation that leaves all results as they are."""
+
+    name: ClassVar[str]
+
+    def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
+        """Where it may help a scheduled program, most promising first."""
+
+    def apply(self, program: Program, site: Site) -> Change | None:
+        """The program with the rule applied there; None when it does not apply."""
+
+
+def changed(program: Program, edit: GraphEdit) -> Change:
+    """The change that an edit made."""
+    graph = edit.finish()
+    return Change(Program(graph, program.ftree), frozenset(edit.old_nodes), frozenset(edit.new_nodes))
+
+
+def remove_unread(edit: GraphEdit, program: Program, candidates: set[NodeId]) -> None:
+    """Removes those of the candidates, and of what only they read, that nobody needs any more. What draws random
+    numbers, writes or is handed in stays."""
+    graph = program.graph
+    wanted = {value.node for value in graph.outputs}
+    readers = {node_id: set(users) for node_id, users in graph.users.items()}
+    for node_id in (edit.old_nodes | edit.new_nodes) & edit.node_ids():
+        before = {value.node for value in graph.nodes[node_id].inputs} if node_id in graph.nodes else set()
+        now = {value.node for value in edit.node(node_id).inputs}
+        for producer in before - now:
+            readers[producer].discard(node_id)
+        for producer in now - before:
+            readers.setdefault(producer, set()).add(node_id)
+    todo = sorted(candidates, reverse=True)
+    while todo:
+        node_id = todo.pop()
+        if node_id not in edit.node_ids() or node_id in wanted or readers.get(node_id):
+            continue
+        node = edit.node(node_id)
+        if node.is_input or node.writes or node.stream is not None:
+            continue
+        edit.remove(node_id)
+        for producer in {value.node for value in node.inputs}:
+            readers[producer].discard(node_id)
+            todo.append(producer)

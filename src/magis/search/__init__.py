@@ -1,0 +1,1 @@
+"""M-Optimizer: which transformations to apply, searched under limits on time and memory (paper section 6)."""

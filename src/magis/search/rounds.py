@@ -1,0 +1,157 @@
+"""Exact selection in rounds: choose, build, look where the schedule is really worst, choose again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from magis.ir.graph import Call, NodeId
+from magis.rules.remat import Rematerialise
+from magis.search.candidates import Candidates, Selection, Spans
+from magis.search.objective import Objective
+from magis.search.selection import GAP, Moment, Solved, merged, moment_at, solve
+from magis.search.state import MState
+
+ROUNDS = 10
+"""Most rounds for one turn."""
+NEAR = 0.96
+"""From which share of the peak on a step is a moment to look at."""
+MOMENTS = 24
+"""Most moments that one round adds."""
+LEVELS = 3
+"""Most turns, one after the other: each starts from the best state of the one before."""
+
+Key = tuple[int, NodeId | None]
+
+
+def selected(
+    base: MState,
+    objective: Objective,
+    latency_s: Callable[[Call], float],
+    remaining_s: Callable[[], float | None] = lambda: None,
+) -> Iterator[MState]:
+    """States that recompute what an exact choice says, for one turn after the other. `remaining_s` is asked how long
+    a choice may take."""
+    for _ in range(LEVELS):
+        best = base
+        for state in _around(base, objective, latency_s, remaining_s):
+            yield state
+            if objective.key(state.latency_s, state.peak_bytes) < objective.key(best.latency_s, best.peak_bytes):
+                best = state
+        if best is base or (objective.max_latency_s is None and objective.met(best.latency_s, best.peak_bytes)):
+            return
+        base = best
+
+
+def _around(
+    base: MState,
+    objective: Objective,
+    latency_s: Callable[[Call], float],
+    remaining_s: Callable[[], float | None],
+) -> Iterator[MState]:
+    """States of one turn: the first worst moment of the base."""
+    live = base.scheduled.live
+    turn = live.index(max(live)) if live else 0
+    given = Candidates(base.scheduled, base.latencies_s.__getitem__, turn)
+    if not given.takes:
+        return
+    chosen = given.everything_kept()
+    spans = given.spans(chosen)
+    moments: dict[Key, Moment] = {(turn, None): Moment(turn)}
+    target = _Target(base, objective)
+    for _ in range(ROUNDS):
+        solved = target.solve(given, merged(moments), spans, remaining_s())
+        if solved is None or solved.selection == chosen:
+            return
+        chosen = solved.selection
+        state = built(base, given, chosen, latency_s)
+        if state is None:
+            return
+        yield state
+        if target.reached(state, solved):
+            return
+        spans = given.spans(chosen)
+        for key, moment in _worst(base, given, chosen, spans, state):
+            _remember(moments, key, moment)
+
+
+class _Target:
+    """What to ask of the exact choice: least peak within the latency; or least latency within the peak, and when there
+    is no such choice, least peak. Where schedules turn out above a peak that was asked for, less is asked next time."""
+
+    def __init__(self, base: MState, objective: Objective) -> None:
+        self._resident_bytes = base.scheduled.flat.resident_bytes
+        self._seconds: float | None = None
+        self._peak: int | None = None
+        if objective.max_latency_s is not None:
+            self._seconds = max(objective.max_latency_s - base.latency_s, 0.0)
+        elif objective.max_peak_bytes is not None:
+            self._peak = objective.max_peak_bytes - self._resident_bytes
+        self._asked = self._peak
+
+    def solve(
+        self, given: Candidates, moments: Sequence[Moment], spans: Spans, time_limit_s: float | None
+    ) -> Solved | None:
+        """The choice."""
+        if self._asked is not None:
+            found = solve(given, moments, spans, None, self._asked, time_limit_s) if self._asked > 0 else None
+            if found is not None:
+                return found
+            self._asked = self._peak = None
+        return solve(given, moments, spans, self._seconds, None, time_limit_s)
+
+    def reached(self, state: MState, solved: Solved) -> bool:
+        """Whether the schedule is as good as the choice promised."""
+        peak = state.peak_bytes - self._resident_bytes
+        if self._peak is None or self._asked is None:
+            return peak <= solved.peak_bytes * (1 + GAP)
+        if peak > self._peak:
+            self._asked -= min(max(peak - self._peak, 0), self._asked // 50)
+        return peak <= self._peak
+
+
+def built(base: MState, given: Candidates, chosen: Selection, latency_s: Callable[[Call], float]) -> MState | None:
+    """The base with a selection carried out, re-ordered around its worst moments; None when nothing is dropped."""
+    where = given.site(chosen)
+    change = Rematerialise().apply(base.program, where) if where else None
+    if change is None:
+        return None
+    edited = base.scheduled.edited(change.program.graph, change.old_nodes, change.new_nodes)
+    better, _ = edited.lowered(thorough=False)
+    return base.followed_by((Rematerialise.name, where), change, better, latency_s)
+
+
+def _worst(base: MState, given: Candidates, chosen: Selection, spans: Spans, state: MState) -> list[tuple[Key, Moment]]:
+    """The worst moments of a built state, as the model counts them: by the next of the base's own operators, and by
+    the operator that runs again at that moment, if one does."""
+    live, order = state.scheduled.live, state.scheduled.order
+    position = base.scheduled.position
+    peak = max(live)
+    found: dict[Key, int] = {}
+    original = _originals(base, state)
+    place = len(base.scheduled.order) - 1
+    for step in range(len(order) - 1, -1, -1):
+        node = order[step]
+        own = node < len(position) and position[node] >= 0 and node not in original
+        place = position[node] if own else place
+        if live[step] >= NEAR * peak:
+            key = (place, original.get(node))
+            found[key] = max(found.get(key, 0), live[step])
+    worst = sorted(found.items(), key=lambda item: (-item[1], item[0][0], item[0][1] or -1))[:MOMENTS]
+    return [(key, moment_at(given, chosen, spans, key[0], nbytes, key[1])) for key, nbytes in worst]
+
+
+def _remember(moments: dict[Key, Moment], key: Key, new: Moment) -> None:
+    """Adds what was found at a moment, or raises what was found there before."""
+    known = moments.setdefault(key, new)
+    known.more_bytes = max(known.more_bytes, new.more_bytes)
+    for node, nbytes in new.transient_bytes.items():
+        known.transient_bytes[node] = max(known.transient_bytes.get(node, 0), nbytes)
+
+
+def _originals(base: MState, state: MState) -> dict[NodeId, NodeId]:
+    """For each copy that the last step of the history added, the operator of the base that it repeats."""
+    _, where = state.history[-1]
+    segment = {NodeId(n) for n in where[1 : where[0] + 1]}
+    first = max(base.graph.nodes) + 1
+    order = [node.id for node in base.graph.nodes_in_order() if node.id in segment]
+    return {NodeId(first + i): original for i, original in enumerate(order)}

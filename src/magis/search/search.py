@@ -1,0 +1,227 @@
+"""M-Optimizer: best-first search over program transformations (paper section 6.2, Algorithm 3).
+
+It starts from more than the captured step: its best order, the plans that people make by hand, and exact selections
+of what to recompute (ADR 8). So it is never worse than any of these.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from magis.ir.graph import Call
+from magis.rules.base import Change, Rule, Site
+from magis.rules.registry import rules
+from magis.rules.remat import Rematerialise
+from magis.search.objective import SLACK, Objective
+from magis.search.rounds import selected
+from magis.search.state import MState
+from magis.search.trivial import trivial_sites
+
+SITES = 16
+"""Most sites of one rule that are tried on one state."""
+PATIENCE = 200
+"""After so many states without a better one the search ends."""
+
+Watch = Callable[["Found"], None]
+"""Told how far the search is; called for every state."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleReport:
+    """What a rule did: sites proposed, states made there, how often it is part of the best plan, seconds spent."""
+
+    name: str
+    sites: int = 0
+    applied: int = 0
+    kept: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StartReport:
+    """A plan that the search started from."""
+
+    name: str
+    peak_bytes: int
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best state so far and how it was found. `best_at_s` is when; `stop_reason` why the search ended, or what
+    it is doing."""
+
+    best: MState
+    met: bool
+    states: int
+    seconds: float
+    best_at_s: float
+    stop_reason: str
+    rules: tuple[RuleReport, ...] = ()
+    starts: tuple[StartReport, ...] = ()
+
+
+class _Over(Exception):
+    """The budget is used up, or nothing better is in sight."""
+
+
+@dataclass
+class _Tally:
+    sites: int = 0
+    applied: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(order=True)
+class _Entry:
+    key: tuple[float, float, float]
+    number: int
+    state: MState = field(compare=False)
+
+
+class Search:
+    """One search. `base` is the captured step in eager's order; `latency_s` prices operator calls; at most
+    `iterations` states are made in at most `budget_s` seconds."""
+
+    def __init__(
+        self,
+        base: MState,
+        objective: Objective,
+        latency_s: Callable[[Call], float],
+        budget_s: float | None = None,
+        iterations: int | None = None,
+        watch: Watch = lambda found: None,
+    ) -> None:
+        self._objective = objective
+        self._latency_s = latency_s
+        self._budget_s, self._iterations, self._watch = budget_s, iterations, watch
+        self._started = time.perf_counter()
+        self._base = self._best = base
+        self._best_at_s, self._best_number = 0.0, 0
+        self._states = 0
+        self._queue: list[_Entry] = []
+        self._seen: set[int] = set()
+        self._tallies: Mapping[str, _Tally] = {name: _Tally() for name in rules()}
+        self._starts: list[StartReport] = []
+        self._doing = "starting"
+
+    def run(self) -> Found:
+        """Searches. Ctrl-C ends it early and keeps the best plan."""
+        try:
+            for name, state in self._beginnings():
+                self._starts.append(StartReport(name, state.peak_bytes, state.latency_s))
+                self._meet(state)
+            self._explore()
+            reason = "nothing left to try"
+        except _Over as over:
+            reason = str(over)
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        return replace(self._found(reason), rules=tuple(self._reports()), starts=tuple(self._starts))
+
+    def _beginnings(self) -> Iterator[tuple[str, MState]]:
+        """States to start from, by name."""
+        yield "eager", self._base
+        self._check()
+        self._doing = "ordering"
+        better, _ = self._base.scheduled.improved()
+        ordered = replace(self._base, scheduled=better)
+        yield "order", ordered
+        for name, site in trivial_sites(self._base.graph):
+            self._check()
+            self._doing = name
+            state = self._started_with(self._base, site)
+            if state is not None:
+                yield name, state
+        self._check()
+        self._doing = "choosing exactly"
+        first = ordered if ordered.peak_bytes < self._base.peak_bytes else self._base
+        for state in selected(first, self._objective, self._latency_s, self._remaining_s):
+            yield "exact choice", state
+            self._check()
+
+    def _started_with(self, base: MState, site: Site) -> MState | None:
+        """A state that recomputes at a site, re-ordered around its worst moments."""
+        change = Rematerialise().apply(base.program, site)
+        if change is None:
+            return None
+        edited = base.scheduled.edited(change.program.graph, change.old_nodes, change.new_nodes)
+        better, _ = edited.lowered(thorough=False)
+        return base.followed_by((Rematerialise.name, site), change, better, self._latency_s)
+
+    def _explore(self) -> None:
+        """Algorithm 3's loop."""
+        self._doing = "exploring"
+        while self._queue:
+            state = heapq.heappop(self._queue).state
+            self._seen.add(state.fingerprint.total)
+            for name, rule in rules().items():
+                self._apply(name, rule, state)
+
+    def _apply(self, name: str, rule: Rule, state: MState) -> None:
+        """Tries a rule's best sites on a state."""
+        tally = self._tallies[name]
+        start = time.perf_counter()
+        try:
+            for site in islice(rule.sites(state.scheduled, state.latencies_s.__getitem__), SITES):
+                tally.sites += 1
+                change = rule.apply(state.program, site)
+                if change is not None and self._is_new(state, change):
+                    tally.applied += 1
+                    better, _ = state.scheduled.after_edit(
+                        change.program.graph, change.old_nodes, change.new_nodes, thorough=False
+                    )
+                    self._meet(state.followed_by((name, site), change, better, self._latency_s))
+                self._check()
+        finally:
+            tally.seconds += time.perf_counter() - start
+
+    def _is_new(self, state: MState, change: Change) -> bool:
+        """Whether the changed program was not made before; its hash costs neither schedule nor simulation."""
+        total = state.changed_fingerprint(change).total
+        if total in self._seen:
+            return False
+        self._seen.add(total)
+        return True
+
+    def _meet(self, state: MState) -> None:
+        """Counts a state, keeps it if it is the best, queues it if it is near the best."""
+        self._states += 1
+        key = self._objective.key(state.latency_s, state.peak_bytes)
+        best = self._best
+        if key < self._objective.key(best.latency_s, best.peak_bytes):
+            self._best, self._best_number = state, self._states
+            self._best_at_s = self._elapsed_s()
+            best = state
+        if key < self._objective.key(best.latency_s, best.peak_bytes, SLACK):
+            heapq.heappush(self._queue, _Entry(key, self._states, state))
+        self._watch(self._found(self._doing))
+
+    def _check(self) -> None:
+        """Raises _Over when the search has to end."""
+        if self._iterations is not None and self._states >= self._iterations:
+            raise _Over("iterations used up")
+        if self._budget_s is not None and self._elapsed_s() >= self._budget_s:
+            raise _Over("budget used up")
+        if self._doing == "exploring" and self._states - self._best_number >= PATIENCE:
+            raise _Over("no better plan in sight")
+
+    def _elapsed_s(self) -> float:
+        return time.perf_counter() - self._started
+
+    def _remaining_s(self) -> float | None:
+        return None if self._budget_s is None else max(self._budget_s - self._elapsed_s(), 0.0)
+
+    def _found(self, reason: str) -> Found:
+        best = self._best
+        met = self._objective.met(best.latency_s, best.peak_bytes)
+        return Found(best, met, self._states, self._elapsed_s(), self._best_at_s, reason)
+
+    def _reports(self) -> Iterator[RuleReport]:
+        used = [name for name, _ in self._best.history]
+        for name, tally in self._tallies.items():
+            yield RuleReport(name, tally.sites, tally.applied, used.count(name), tally.seconds)

@@ -1,0 +1,82 @@
+"""M-State: a program in its order, what is predicted of it, and how it came about (paper section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import fsum
+
+from magis.fission.tree import Program
+from magis.ir.fingerprint import Fingerprint, fingerprint, update_fingerprint
+from magis.ir.graph import Call, Graph, NodeId, Schedule
+from magis.rules.base import Change, Site
+from magis.schedule.incremental import Scheduled
+
+Step = tuple[str, Site]
+"""A rule's name and the site where it was applied."""
+
+
+@dataclass(frozen=True, eq=False)
+class MState:
+    """A scheduled program. `latencies_s` has the seconds of each operator; `history` leads from the captured step
+    to this program."""
+
+    scheduled: Scheduled
+    latencies_s: Mapping[NodeId, float]
+    history: tuple[Step, ...] = ()
+
+    @classmethod
+    def of(cls, scheduled: Scheduled, latency_s: Callable[[Call], float]) -> MState:
+        """A state without a history."""
+        graph = scheduled.flat.graph
+        return cls(scheduled, {node: latency_s(graph.call(graph.nodes[node])) for node in scheduled.order})
+
+    @property
+    def graph(self) -> Graph:
+        """The program's graph."""
+        return self.scheduled.flat.graph
+
+    @property
+    def program(self) -> Program:
+        """The program."""
+        return Program(self.graph)
+
+    @property
+    def schedule(self) -> Schedule:
+        """All nodes in order, inputs first."""
+        return self.scheduled.schedule
+
+    @property
+    def peak_bytes(self) -> int:
+        """Everything live at the worst moment."""
+        return self.scheduled.peak_bytes
+
+    @cached_property
+    def latency_s(self) -> float:
+        """Seconds of all operators."""
+        return fsum(self.latencies_s[node] for node in self.scheduled.order)
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """Structural hash of the graph."""
+        return fingerprint(self.graph)
+
+    def changed_fingerprint(self, change: Change) -> Fingerprint:
+        """That of a program that a rule made of this state's."""
+        return update_fingerprint(
+            self.fingerprint, self.graph, change.program.graph, change.old_nodes, change.new_nodes
+        )
+
+    def followed_by(
+        self, step: Step, change: Change, scheduled: Scheduled, latency_s: Callable[[Call], float]
+    ) -> MState:
+        """The state after a change, in the given order."""
+        graph = change.program.graph
+        latencies = dict(self.latencies_s)
+        for node in change.old_nodes:
+            if node not in graph.nodes:
+                latencies.pop(node, None)
+        for node in change.new_nodes:
+            latencies[node] = latency_s(graph.call(graph.nodes[node]))
+        return MState(scheduled, latencies, (*self.history, step))
