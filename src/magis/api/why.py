@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from magis.api.costs import Progress, silent
 from magis.api.models import ModelSource
-from magis.api.plan import batch_size, bytes_by_kind
+from magis.api.plan import Plan, batch_size, bytes_by_kind
+from magis.api.plan_file import program_of
 from magis.fission.tree import Program
 from magis.ir.graph import Call, Graph, Node, NodeId, Schedule, Value
 from magis.lower.lower import lower
@@ -57,6 +58,7 @@ class PeakReport(msgspec.Struct, frozen=True):
 
     `peak_bytes` is the sum of `residents` (by kind of input), `tensors` (largest first) and
     `workspace_bytes`; `purposes` and `modules` sum up the tensors. `live_bytes` is everything live at each step.
+    `workspace_known`: operators' workspace is the plan's; without a plan, only what follows from their definition.
     """
 
     model: str
@@ -66,6 +68,7 @@ class PeakReport(msgspec.Struct, frozen=True):
     peak: Place
     residents: dict[str, int]
     workspace_bytes: int
+    workspace_known: bool
     purposes: dict[str, int]
     tensors: tuple[HotTensor, ...]
     modules: tuple[ModuleBytes, ...]
@@ -79,9 +82,21 @@ def why(source: ModelSource, progress: Progress = silent) -> PeakReport:
     return peak_report(source.reference, captured.graph, captured.schedule)
 
 
-def peak_report(model: str, graph: Graph, schedule: Schedule) -> PeakReport:
-    """The report on a program in a given order; operators' workspace as far as it follows from their definition."""
-    found = timeline(lower(Program(graph), schedule), workspace_bytes)
+def why_plan(plan: Plan) -> PeakReport:
+    """The report on a plan's program in its order. Raises PlanError as `program_of` does."""
+    program, schedule = program_of(plan)
+    graph = program.graph
+    scheduled = [graph.nodes[node_id] for node_id in schedule if not graph.nodes[node_id].is_input]
+    workspaces = {graph.call(node): nbytes for node, nbytes in zip(scheduled, plan.workspaces_bytes)}
+    return peak_report(plan.model, graph, schedule, workspaces)
+
+
+def peak_report(
+    model: str, graph: Graph, schedule: Schedule, workspaces: Mapping[Call, int] | None = None
+) -> PeakReport:
+    """The report on a program in a given order; `workspaces` is that of every operator, if it is known."""
+    workspace = workspace_bytes if workspaces is None else lambda call: workspaces.get(call, 0)
+    found = timeline(lower(Program(graph), schedule), workspace)
     worst = found.peak_steps[0] if found.peak_steps else 0
     hot = [life for life in found.lifetimes if life.first <= worst <= life.last and life.nbytes]
     results = frozenset(graph.root(value) for value in graph.outputs)
@@ -95,6 +110,7 @@ def peak_report(model: str, graph: Graph, schedule: Schedule) -> PeakReport:
         peak=_place(graph, found, worst),
         residents={kind: nbytes for kind, nbytes in bytes_by_kind(graph).items() if nbytes},
         workspace_bytes=found.peak_bytes - found.resident_bytes - sum(life.nbytes for life in hot),
+        workspace_known=workspaces is not None,
         purposes={p: sum(t.nbytes for t in tensors if t.purpose == p) for p in PURPOSES},
         tensors=tuple(tensors),
         modules=_modules(tensors),
