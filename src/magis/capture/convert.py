@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ _SCATTER = (
 )
 # Lazy views that every kernel resolves into a copy of its own: the copy is made once, and counted.
 _RESOLVED = {"aten._conj.default": "aten._conj_physical.default", "aten._neg_view.default": "aten.neg.default"}
-_PASS_THROUGH = {
+PASS_THROUGH = {
     "aten.detach.default",
     "aten.alias.default",
     "aten.lift_fresh_copy.default",
@@ -98,7 +99,7 @@ class Converter:
 
     def written_spec(self, target: Value) -> TensorSpec:
         """The type of an input's next version."""
-        return replace(self._spec(target), alias_of=0, writes=True, storage_bytes=0)
+        return replace(spec_in(self.edit, target), alias_of=0, writes=True, storage_bytes=0)
 
     def write(self, target: Value, new: Value) -> NodeId:
         """Adds a copy of a value over an input's newest version."""
@@ -132,7 +133,7 @@ class Converter:
         op = op_name(node.target)
         if op.startswith("profiler."):
             return  # marks for the profiler compute nothing
-        if op in _PASS_THROUGH or (op == "aten.clone.default" and self._is_idle_clone(node)):
+        if op in PASS_THROUGH or (op == "aten.clone.default" and self._is_idle_clone(node)):
             self._pass_through(node)
             return
         summands = [a for a in node.args if a not in self.zeros]
@@ -215,8 +216,7 @@ class Converter:
             self._permuted_mask(node)
             return
         inputs: list[Value] = []
-        args = tuple(self._template(a, inputs) for a in node.args)
-        kwargs = tuple((k, self._template(a, inputs)) for k, a in node.kwargs.items())
+        args, kwargs = templates(node, inputs, self._found)
         result = node.meta.get("val")
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         written = self._written(node)
@@ -224,7 +224,7 @@ class Converter:
         resolved = op in _RESOLVED.values() and results[0].is_conj() | results[0].is_neg()
         items = [torch.empty_like(item) for item in results] if resolved else results
         specs = [self._result_spec(item, inputs, index in written) for index, item in enumerate(items)]
-        call = Call(op, args, kwargs, tuple(map(self._spec, inputs)), tuple(specs))
+        call = Call(op, args, kwargs, tuple(spec_in(self.edit, value) for value in inputs), tuple(specs))
         specs = [
             spec and replace(spec, storage_bytes=rule_for(op).storage_bytes(call, i)) for i, spec in enumerate(specs)
         ]
@@ -248,7 +248,7 @@ class Converter:
         result = spec_of(node.meta["val"])
         order = sorted(range(len(result.shape)), key=lambda d: (-result.strides[d], -result.shape[d], d))
         back = tuple(order.index(d) for d in range(len(order)))
-        add, permuted = self.edit.add, _permuted(self._spec(value), order)
+        add, permuted = self.edit.add, _permuted(spec_in(self.edit, value), order)
         view = Value(add("aten.permute.default", [value], [permuted], (Slot(0), tuple(order)), origin=origin))
         drawn = _permuted(replace(result, alias_of=None), order)
         drawn = replace(drawn, alias_of=None, storage_bytes=result.storage_bytes)
@@ -269,21 +269,13 @@ class Converter:
         refuse_twofold_write(node)
         return frozenset((0,))
 
-    def _template(self, value: Any, inputs: list[Value]) -> Arg:
-        if isinstance(value, torch.fx.Node):
-            if value in self.zeros:
-                raise CaptureError("the step overwrites a parameter in a way that needs its gradient; use no_grad()")
-            if value not in self.value_of:
-                self.value_of[value] = self._tangent(value)
-            found = self.value_of[value]
-            if not isinstance(found, Value):
-                return literal(found)
-            if found not in inputs:
-                inputs.append(found)
-            return Slot(inputs.index(found))
-        if isinstance(value, (tuple, list)):
-            return tuple(self._template(item, inputs) for item in value)
-        return literal(value)
+    def _found(self, node: torch.fx.Node) -> Any:
+        """What stands for a traced node that is an argument: its value, or a literal."""
+        if node in self.zeros:
+            raise CaptureError("the step overwrites a parameter in a way that needs its gradient; use no_grad()")
+        if node not in self.value_of:
+            self.value_of[node] = self._tangent(node)
+        return self.value_of[node]
 
     def _result_spec(self, item: Any, inputs: list[Value], writes: bool) -> TensorSpec | None:
         if not isinstance(item, torch.Tensor):
@@ -311,10 +303,31 @@ class Converter:
         latest = max((m for m in makers if not m.is_input), key=lambda m: m.id, default=None)
         return own if latest is None else replace(latest.origin, direction=own.direction)
 
-    def _spec(self, value: Value) -> TensorSpec:
-        spec = self.edit.node(value.node).outputs[value.output]
-        assert spec is not None
-        return spec
+
+def templates(
+    node: torch.fx.Node, inputs: list[Value], found: Callable[[torch.fx.Node], Any]
+) -> tuple[tuple[Arg, ...], tuple[tuple[str, Arg], ...]]:
+    """A traced node's arguments and keywords as the core writes them. `found` gives what stands for a node: a literal,
+    or a value, which is then one of the `inputs`."""
+
+    def template(value: Any) -> Arg:
+        if isinstance(value, (tuple, list)):
+            return tuple(map(template, value))
+        value = found(value) if isinstance(value, torch.fx.Node) else value
+        if not isinstance(value, Value):
+            return literal(value)
+        if value not in inputs:
+            inputs.append(value)
+        return Slot(inputs.index(value))
+
+    return tuple(map(template, node.args)), tuple((key, template(arg)) for key, arg in node.kwargs.items())
+
+
+def spec_in(edit: GraphEdit, value: Value) -> TensorSpec:
+    """The type of a value in a graph that is being made."""
+    spec = edit.node(value.node).outputs[value.output]
+    assert spec is not None
+    return spec
 
 
 def _refuse_sparse(node: torch.fx.Node, results: list[Any]) -> None:

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from magis.aten.convert import literal, op_name, overload, spec_of, torch_dtype
+from magis.aten.convert import op_name, overload, spec_of, torch_dtype
 from magis.capture import private
+from magis.capture.convert import PASS_THROUGH, spec_in, templates
 from magis.capture.shadow import explained, shadow_step
 from magis.errors import CaptureError, PlanError
-from magis.ir.args import Arg, Slot
+from magis.ir.args import Slot
 from magis.ir.edit import GraphEdit
 from magis.ir.graph import INPUT, Call, Graph, Origin, TensorSpec, Value
 from magis.ops.registry import rule_for
 
 PARAMETER, GRADIENT, STATE, OPTION = "parameter", "gradient", "state:", "option:"
-_PASS_THROUGH = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh_copy.default"}
 
 
 def step_graph(optimizer: torch.optim.Optimizer, options: Mapping[str, Any], specs: Mapping[str, TensorSpec]) -> Graph:
@@ -108,7 +108,7 @@ class _StepConverter:
         if torch.Tag.nondeterministic_seeded in target.tags:
             raise self._refused("random numbers")
         op = op_name(target)
-        if op in _PASS_THROUGH:
+        if op in PASS_THROUGH:
             source: Any = node.args[0]
             self._tensor[node] = self._tensor[source]
         elif target._schema.is_mutable:
@@ -117,9 +117,9 @@ class _StepConverter:
             self._functional(node, op)
 
     def _functional(self, node: torch.fx.Node, op: str) -> None:
-        value = self._add(op, node, node.args, node.kwargs, None)
+        value = self._add(op, node, None)
         self._start(node, value)
-        spec = self._spec(value)
+        spec = spec_in(self._edit, value)
         if spec.alias_of is not None:
             made = self._edit.node(value.node).inputs[spec.alias_of]
             self._viewed[node] = next(n for n in self._values if self._values[n] == made)
@@ -133,7 +133,7 @@ class _StepConverter:
             raise self._refused(f"{op} on a view")
         self._tensor[node] = holder
         if holder in self._resident:
-            self._values[holder] = self._add(op, node, node.args, node.kwargs, holder)
+            self._values[holder] = self._add(op, node, holder)
             return
         functional = op.replace("_.", ".", 1)
         if functional == op:
@@ -144,14 +144,14 @@ class _StepConverter:
             raise self._refused(op) from None
         if not isinstance(result, torch.Tensor) or spec_of(result) != spec_of(node.meta["val"]):
             raise self._refused(op)
-        self._values[holder] = self._add(functional, node, node.args, node.kwargs, None)
+        self._values[holder] = self._add(functional, node, None)
 
     def _overwrite(self, state: torch.fx.Node, new: torch.fx.Node) -> None:
         """A state that the step replaces by a new tensor is written instead."""
         target, source = self._values[state], self._values[self._tensor[new]]
-        if self._spec(target).shape != self._spec(source).shape:
+        if spec_in(self._edit, target).shape != spec_in(self._edit, source).shape:
             raise self._refused("a state that changes its shape")
-        spec = replace(self._spec(target), alias_of=0, writes=True, storage_bytes=0)
+        spec = replace(spec_in(self._edit, target), alias_of=0, writes=True, storage_bytes=0)
         self._edit.add("aten.copy_.default", (target, source), [spec], (Slot(0), Slot(1)))
 
     def _arguments(self, node: torch.fx.Node) -> list[tuple[Any, Any]]:
@@ -159,18 +159,17 @@ class _StepConverter:
         arguments = target._schema.arguments
         return [*zip(node.args, arguments), *((node.kwargs[a.name], a) for a in arguments if a.name in node.kwargs)]
 
-    def _add(self, op: str, node: torch.fx.Node, args: Any, kwargs: Any, written: torch.fx.Node | None) -> Value:
+    def _add(self, op: str, node: torch.fx.Node, written: torch.fx.Node | None) -> Value:
         inputs: list[Value] = []
-        template = tuple(self._template(a, inputs) for a in args)
-        keywords = tuple((k, self._template(a, inputs)) for k, a in kwargs.items())
+        args, kwargs = templates(node, inputs, lambda argument: self._values[self._tensor[argument]])
         if written is not None:
             alias: int | None = inputs.index(self._values[written])
         else:
             alias = self._alias(node, inputs)
         spec = spec_of(node.meta["val"], alias, written is not None)
-        call = Call(op, template, keywords, tuple(map(self._spec, inputs)), (spec,))
+        call = Call(op, args, kwargs, tuple(spec_in(self._edit, value) for value in inputs), (spec,))
         spec = replace(spec, storage_bytes=rule_for(op).storage_bytes(call, 0))
-        return Value(self._edit.add(op, inputs, [spec], template, keywords, origin=Origin("", "", "update")))
+        return Value(self._edit.add(op, inputs, [spec], args, kwargs, origin=Origin("", "", "update")))
 
     def _alias(self, node: torch.fx.Node, inputs: list[Value]) -> int | None:
         target: Any = node.target
@@ -181,21 +180,6 @@ class _StepConverter:
             if source.meta["val"].untyped_storage()._cdata == storage:
                 return inputs.index(self._values[self._tensor[source]])
         return None
-
-    def _template(self, value: Any, inputs: list[Value]) -> Arg:
-        if isinstance(value, torch.fx.Node):
-            found = self._values[self._tensor[value]]
-            if found not in inputs:
-                inputs.append(found)
-            return Slot(inputs.index(found))
-        if isinstance(value, (tuple, list)):
-            return tuple(self._template(item, inputs) for item in value)
-        return literal(value)
-
-    def _spec(self, value: Value) -> TensorSpec:
-        spec = self._edit.node(value.node).outputs[value.output]
-        assert spec is not None
-        return spec
 
 
 def _fakes(value: Any) -> Any:
