@@ -7,9 +7,10 @@ import io
 from functools import partial
 from typing import Any
 
-from magis.zoo.workload import Builder, Sizes, Workload, ZooModel, with_toy
+from magis.zoo.workload import Sizes, Workload, ZooModel, with_toy
 
 CLASSES = 4
+Features = tuple[int, int, int, int, int, int]
 
 
 def segmentation_loss(model: Any, batch: tuple[Any, Any]) -> Any:
@@ -21,7 +22,7 @@ def segmentation_loss(model: Any, batch: tuple[Any, Any]) -> Any:
     return F.cross_entropy(out[-1] if isinstance(out, list | tuple) else out, labels)
 
 
-def unet(sizes: Sizes, network: str, features: tuple[int, ...]) -> Workload:
+def unet(sizes: Sizes, network: str, features: Features) -> Workload:
     """`network` is BasicUNet or BasicUNetPlusPlus; five encoder widths and the last decoder's."""
     import torch
     from monai.networks import nets
@@ -34,36 +35,35 @@ def unet(sizes: Sizes, network: str, features: tuple[int, ...]) -> Workload:
     return net, segmentation_loss, (x, torch.randint(0, CLASSES, (batch, side, side)))
 
 
-def segmenter(name: str, family: str, description: str, sizes: Sizes, build: Builder) -> ZooModel:
-    """An entry with the limits of four poolings followed by an instance norm over at least 2x2 pixels."""
-    return ZooModel(
-        name, family, description, sizes, build, requires="monai", least=Sizes(1, image=32), image_multiple=16
+def segmenters(
+    name: str,
+    family: str,
+    network: str,
+    sizes: Sizes,
+    features: Features,
+    toy_image: int,
+    toy: Features,
+    note: str = "",
+) -> tuple[ZooModel, ZooModel]:
+    """A network and its toy of batch 4, with the limits of four poolings followed by an instance norm over at least
+    2x2 pixels; `note` ends the description."""
+    full = ZooModel(
+        name,
+        family,
+        f"MONAI {network}, {features[0]} to {features[4]} channels{note}",
+        sizes,
+        partial(unet, network=network, features=features),
+        requires="monai",
+        least=Sizes(1, image=32),
+        image_multiple=16,
     )
+    return with_toy(full, Sizes(4, image=toy_image), partial(unet, network=network, features=toy))
 
 
 _FULL, _TOY = (64, 128, 256, 512, 1024, 64), (16, 32, 64, 128, 128, 16)
+_NOTE = ", segmentation"
 
 MODELS: tuple[ZooModel, ...] = (
-    *with_toy(
-        segmenter(
-            "monai-unet",
-            "monai",
-            "MONAI BasicUNet, 64 to 1024 channels, segmentation",
-            Sizes(32, image=256),
-            partial(unet, network="BasicUNet", features=_FULL),
-        ),
-        Sizes(4, image=128),
-        partial(unet, network="BasicUNet", features=_TOY),
-    ),
-    *with_toy(
-        segmenter(
-            "monai-unetpp",
-            "monai",
-            "MONAI BasicUNetPlusPlus, 64 to 1024 channels, segmentation",
-            Sizes(16, image=256),
-            partial(unet, network="BasicUNetPlusPlus", features=_FULL),
-        ),
-        Sizes(4, image=64),
-        partial(unet, network="BasicUNetPlusPlus", features=_TOY),
-    ),
+    *segmenters("monai-unet", "monai", "BasicUNet", Sizes(32, image=256), _FULL, 128, _TOY, _NOTE),
+    *segmenters("monai-unetpp", "monai", "BasicUNetPlusPlus", Sizes(16, image=256), _FULL, 64, _TOY, _NOTE),
 )

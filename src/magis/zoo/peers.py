@@ -7,7 +7,7 @@ from typing import Any
 
 from magis.zoo import huggingface as hf
 from magis.zoo import monai_nets
-from magis.zoo.workload import Sizes, ZooModel, with_toy
+from magis.zoo.workload import Sizes, ZooModel
 
 _NARROW: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
 _UNET, _UNETPP = (32, 64, 128, 256, 512, 32), (16, 32, 64, 128, 256, 16)
@@ -43,28 +43,8 @@ MODELS: tuple[ZooModel, ...] = (
         Sizes(4, image=64),
         partial(hf.resnet, **hf.TOY_RESNET),
     ),
-    *with_toy(
-        monai_nets.segmenter(
-            "peer-unet",
-            "peer",
-            "MONAI BasicUNet, 32 to 512 channels",
-            Sizes(4, image=192),
-            partial(monai_nets.unet, network="BasicUNet", features=_UNET),
-        ),
-        Sizes(4, image=64),
-        partial(monai_nets.unet, network="BasicUNet", features=_TOY_UNET),
-    ),
-    *with_toy(
-        monai_nets.segmenter(
-            "peer-unetpp",
-            "peer",
-            "MONAI BasicUNetPlusPlus, 16 to 256 channels",
-            Sizes(4, image=256),
-            partial(monai_nets.unet, network="BasicUNetPlusPlus", features=_UNETPP),
-        ),
-        Sizes(4, image=64),
-        partial(monai_nets.unet, network="BasicUNetPlusPlus", features=_TOY_UNET),
-    ),
+    *monai_nets.segmenters("peer-unet", "peer", "BasicUNet", Sizes(4, image=192), _UNET, 64, _TOY_UNET),
+    *monai_nets.segmenters("peer-unetpp", "peer", "BasicUNetPlusPlus", Sizes(4, image=256), _UNETPP, 64, _TOY_UNET),
     *hf.entries(
         ZooModel(
             "peer-gpt2",

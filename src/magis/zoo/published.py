@@ -11,8 +11,9 @@ published baselines. Neither the order of U-Net++'s nodes nor the place of atten
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from magis.zoo.workload import Sizes, Workload, ZooModel, with_toy
+from magis.zoo.workload import Builder, Sizes, Workload, ZooModel, with_toy
 
 UPDATE = "sgd-inplace"
 
@@ -71,74 +72,60 @@ def unet(sizes: Sizes, network: str, widths: tuple[int, ...]) -> Workload:
 _WIDTHS, _TOY_WIDTHS = (64, 128, 256, 512, 1024), (8, 16, 32, 64, 128)
 
 
-def _blocks(
-    name: str, description: str, sizes: Sizes, net: tuple[int, int, int], dtype: str, fake_only: bool = False
-) -> tuple[ZooModel, ...]:
-    layers, hidden, heads = net
-    full = ZooModel(
-        name,
-        "published",
-        description,
-        sizes,
-        partial(transformer, layers=layers, hidden=hidden, heads=heads, dtype=dtype),
-        fake_only=fake_only,
-    )
-    toy = partial(transformer, layers=2, hidden=128, heads=4, dtype=dtype)
-    return with_toy(full, Sizes(8, seq=64), toy)
+def _published(
+    name: str,
+    description: str,
+    sizes: Sizes,
+    build: Builder,
+    toy_sizes: Sizes,
+    toy: Builder,
+    toy_multiple: int | None = None,
+    **limits: Any,
+) -> tuple[ZooModel, ZooModel]:
+    full = ZooModel(name, "published", description, sizes, build, **limits)
+    return with_toy(full, toy_sizes, toy, image_multiple=toy_multiple or full.image_multiple)
 
+
+def _blocks(
+    name: str, description: str, sizes: Sizes, net: tuple[int, int, int], dtype: str, **limits: Any
+) -> tuple[ZooModel, ZooModel]:
+    layers, hidden, heads = net
+    full = partial(transformer, layers=layers, hidden=hidden, heads=heads, dtype=dtype)
+    toy = partial(transformer, layers=2, hidden=128, heads=4, dtype=dtype)
+    return _published(name, description, sizes, full, Sizes(8, seq=64), toy, **limits)
+
+
+def _unet(name: str, description: str, batch: int, network: str) -> tuple[ZooModel, ZooModel]:
+    full, toy = (partial(unet, network=network, widths=widths) for widths in (_WIDTHS, _TOY_WIDTHS))
+    return _published(name, description, Sizes(batch, image=256), full, Sizes(4, image=64), toy, image_multiple=16)
+
+
+_TEXT, _IMAGES, _TOY_IMAGES = Sizes(32, seq=512), Sizes(64, image=224), Sizes(8, image=64)
 
 MODELS: tuple[ZooModel, ...] = (
-    *with_toy(
-        ZooModel(
-            "resnet50",
-            "published",
-            "published ResNet-50: bottlenecks 3-4-6-3, no BatchNorm",
-            Sizes(64, image=224),
-            partial(resnet, depths=(3, 4, 6, 3), width=64, classes=1000),
-        ),
-        Sizes(8, image=64),
+    *_published(
+        "resnet50",
+        "published ResNet-50: bottlenecks 3-4-6-3, no BatchNorm",
+        _IMAGES,
+        partial(resnet, depths=(3, 4, 6, 3), width=64, classes=1000),
+        _TOY_IMAGES,
         partial(resnet, depths=(1, 2, 2, 1), width=16, classes=100),
     ),
-    *_blocks("bert", "published BERT-base: 12 blocks of 768", Sizes(32, seq=512), (12, 768, 12), "float32"),
-    *with_toy(
-        ZooModel(
-            "vit",
-            "published",
-            "published ViT-base/16: 12 blocks of 768 on 16x16 patches",
-            Sizes(64, image=224),
-            partial(vision_transformer, layers=12, patch=16, heads=12, classes=1000),
-            image_multiple=16,
-        ),
-        Sizes(8, image=64),
+    *_blocks("bert", "published BERT-base: 12 blocks of 768", _TEXT, (12, 768, 12), "float32"),
+    *_published(
+        "vit",
+        "published ViT-base/16: 12 blocks of 768 on 16x16 patches",
+        _IMAGES,
+        partial(vision_transformer, layers=12, patch=16, heads=12, classes=1000),
+        _TOY_IMAGES,
         partial(vision_transformer, layers=2, patch=8, heads=3, classes=100),
-        image_multiple=8,
+        image_multiple=16,
+        toy_multiple=8,
     ),
-    *with_toy(
-        ZooModel(
-            "unet",
-            "published",
-            "published U-Net: five levels of 64 to 1024 channels",
-            Sizes(32, image=256),
-            partial(unet, network="UNet", widths=_WIDTHS),
-            image_multiple=16,
-        ),
-        Sizes(4, image=64),
-        partial(unet, network="UNet", widths=_TOY_WIDTHS),
-    ),
-    *with_toy(
-        ZooModel(
-            "unetpp",
-            "published",
-            "published U-Net++: a triangle of nodes, 64 to 1024 channels",
-            Sizes(16, image=256),
-            partial(unet, network="UNetPlusPlus", widths=_WIDTHS),
-            image_multiple=16,
-        ),
-        Sizes(4, image=64),
-        partial(unet, network="UNetPlusPlus", widths=_TOY_WIDTHS),
-    ),
-    *_blocks("gptneo", "published GPT-Neo-1.3B: 24 blocks of 2048", Sizes(32, seq=512), (24, 2048, 16), "bfloat16"),
-    *_blocks("btlm", "published BTLM-3B: 32 blocks of 2560", Sizes(32, seq=512), (32, 2560, 32), "bfloat16"),
+    *_unet("unet", "published U-Net: five levels of 64 to 1024 channels", 32, "UNet"),
+    *_unet("unetpp", "published U-Net++: a triangle of nodes, 64 to 1024 channels", 16, "UNetPlusPlus"),
+    *_blocks("gptneo", "published GPT-Neo-1.3B: 24 blocks of 2048", _TEXT, (24, 2048, 16), "bfloat16"),
+    *_blocks("btlm", "published BTLM-3B: 32 blocks of 2560", _TEXT, (32, 2560, 32), "bfloat16"),
     *_blocks(
         "gpt3",
         "GPT-3 of published blocks: 96 of 12288, fake only",
