@@ -64,7 +64,9 @@ class GraphEdit:
 
     def redirect_all(self, old: Value, new: Value, keep: Callable[[NodeId], bool] = lambda _: False) -> None:
         """Makes every reader of `old`, and the graph's outputs, take `new`; readers with `keep` stay."""
-        for reader in [n.id for n in self._nodes.values() if old in n.inputs and not keep(n.id)]:
+        users = [*self._graph.users.get(old.node, ()), *self.new_nodes]
+        present = [n for n in sorted(set(users)) if n in self._nodes]
+        for reader in [n for n in present if old in self._nodes[n].inputs and not keep(n)]:
             self.redirect(reader, old, new)
         self._outputs = tuple(new if value == old else value for value in self._outputs)
 

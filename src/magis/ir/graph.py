@@ -187,6 +187,10 @@ class Graph:
         """Nodes, each after the producers of its inputs (an edit may give a producer a larger id).
 
         Raises InvalidGraphError("acyclic") when a node reads its own result."""
+        return self._in_order
+
+    @cached_property
+    def _in_order(self) -> tuple[Node, ...]:
         if all(value.node < node.id for node in self.nodes.values() for value in node.inputs):
             return tuple(self.nodes.values())
         sorter = TopologicalSorter({n.id: [v.node for v in n.inputs] for n in self.nodes.values()})

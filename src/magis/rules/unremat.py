@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import ClassVar
 
-from magis.errors import InvalidGraphError
 from magis.fission.tree import Program
 from magis.ir.edit import GraphEdit
-from magis.ir.graph import Graph, NodeId, Value
-from magis.ir.structure import topological_order
+from magis.ir.graph import Graph, Node, NodeId, Value
 from magis.rules.base import Change, Latency, Site, changed, remove_unread
 from magis.schedule.incremental import Scheduled
 
@@ -45,22 +43,36 @@ class Unrematerialise:
         kept, copy = NodeId(site[0]), NodeId(site[1])
         if kept == copy or kept not in graph.nodes or copy not in graph.nodes:
             return None
-        numbers = value_numbers(graph)
-        if numbers[kept] != numbers[copy] or graph.nodes[copy].is_input:
+        if graph.nodes[copy].is_input or not _equal(graph, kept, copy):
             return None
         edit = GraphEdit(graph)
         for output, spec in enumerate(graph.nodes[copy].outputs):
             if spec is not None:
                 edit.redirect_all(Value(copy, output), Value(kept, output))
         remove_unread(edit, program, {copy})
-        change = changed(program, edit)
-        if copy in change.program.graph.nodes:
+        if copy in edit.node_ids():
             return None  # the first draw of a random number stays
-        try:
-            topological_order(change.program.graph)
-        except InvalidGraphError:
-            return None
-        return change
+        return changed(program, edit)
+
+
+def _equal(graph: Graph, first: NodeId, second: NodeId) -> bool:
+    """Whether two nodes compute equal results: the same call, the same draw, of the same or of equal inputs."""
+    todo, seen = [(first, second)], set()
+    while todo:
+        pair = todo.pop()
+        if pair in seen or pair[0] == pair[1]:
+            continue
+        seen.add(pair)
+        one, other = graph.nodes[pair[0]], graph.nodes[pair[1]]
+        if one.is_input or one.writes or _essence(one) != _essence(other):
+            return False
+        todo += [(a.node, b.node) for a, b in zip(one.inputs, other.inputs)]
+    return True
+
+
+def _essence(node: Node) -> Hashable:
+    """All of a node but the numbers of its inputs."""
+    return node.op, node.args, node.kwargs, node.outputs, node.stream, tuple(value.output for value in node.inputs)
 
 
 def value_numbers(graph: Graph) -> dict[NodeId, int]:
@@ -69,7 +81,7 @@ def value_numbers(graph: Graph) -> dict[NodeId, int]:
     known: dict[Hashable, int] = {}
     for node in graph.nodes_in_order():
         reads = tuple((numbers[value.node], value.output) for value in node.inputs)
-        key: Hashable = (node.op, node.args, node.kwargs, reads, node.stream)
+        key: Hashable = (node.op, node.args, node.kwargs, node.outputs, reads, node.stream)
         if node.is_input or node.writes:
             key = node.id
         numbers[node.id] = known.setdefault(key, len(known))

@@ -14,7 +14,7 @@ from magis.schedule.baseline import eager_order
 from magis.schedule.dp import SearchLimits
 from magis.schedule.flat import Flat, flatten, live_bytes, topological
 from magis.schedule.interval import interval
-from magis.schedule.placement import placed
+from magis.schedule.placement import placed, waits
 from magis.schedule.problem import problem
 from magis.schedule.update import updated
 from magis.schedule.waist import ancestors, descendants, narrow_waist
@@ -134,7 +134,7 @@ class Scheduled:
         positions [begin, end) of `within` (either grows if the order would not be valid otherwise); then but for
         what lies around the peak, farther away if that has grown and `thorough` is asked for."""
         flat = updated(self.flat, graph, old_nodes, new_nodes)
-        old = self._with_late_writes(flat, new_nodes)
+        old = self.with_late_writes(flat, new_nodes)
         begin, end = within or old._interval(flat, old_nodes, new_nodes, limits)
         begin, end, middle = old._closed(flat, new_nodes, begin, end)
         start = Scheduled(flat, old.order[:begin] + middle + old.order[end:])
@@ -153,18 +153,28 @@ class Scheduled:
         position = self.position
         return [node for node in sorted(new_nodes) if node >= len(position) or position[node] < 0]
 
-    def _with_late_writes(self, flat: Flat, new_nodes: Iterable[NodeId]) -> Scheduled:
+    def with_late_writes(self, flat: Flat, new_nodes: Iterable[NodeId]) -> Scheduled:
         """This order, but for writes that have to wait for an added node of the edited graph `flat`: they move to
         where that will run. Left where they are, they would pull it ahead of them."""
         added = self._added(new_nodes)
-        if not any(flat.graph.nodes[later].writes for node in added for later in flat.after[node]):
+        new = set(added)
+        candidates = {later for node in added for later in flat.after[node]} - new
+        late = {node for node in candidates if waits(flat, node, new) and not self.flat.after[node]}
+        if not late:
             return self
         kept = [node for node in self.order if node in flat.graph.nodes]
-        order = placed(flat, kept, added)
-        if len(kept) < len(self.order):
-            return self
-        new = set(added)
-        return Scheduled(self.flat, tuple(node for node in order if node not in new))
+        followers: dict[NodeId, list[NodeId]] = {}
+        anchor = None
+        for node in placed(flat, kept, added):
+            if node in late and anchor is not None:
+                followers.setdefault(anchor, []).append(node)
+            elif node in self.flat.graph.nodes:
+                anchor = node
+        moved = {node for nodes in followers.values() for node in nodes}
+        return Scheduled(
+            self.flat,
+            tuple(after for node in self.order if node not in moved for after in (node, *followers.get(node, ()))),
+        )
 
     def reordered(
         self, begin: int, end: int, limits: SchedulingLimits = LIMITS, search: SearchLimits | None = None
