@@ -12,10 +12,12 @@ from magis.api.plan_file import check_plan
 from magis.errors import PlanError, UsageError
 from magis.fission.tree import Program
 from magis.ir.graph import Graph, Schedule
+from magis.ir.structure import order_violation
 from magis.ir.text import parse_graph
 from magis.lower.lower import lower
 from magis.lower.routine import Routine
 from magis.ops.registry import rules
+from magis.search.replay import replay
 
 if TYPE_CHECKING:
     import torch
@@ -67,9 +69,11 @@ def instantiate(plan: Plan, batch: int | None = None) -> Instance:
         return Instance(source, captured, Program(graph), _schedule(plan))
     source = replace(source, sizes={**source.sizes, "batch": batch})
     captured = source.capture()
-    if plan.history:
+    program = replay(Program(captured.graph), plan.history)
+    schedule = _schedule(plan)
+    if order_violation(program.graph, schedule) is not None:
         raise UsageError("this plan cannot be replayed at another batch size; run it at the planned one")
-    return Instance(source, captured, Program(captured.graph), captured.schedule)
+    return Instance(source, captured, program, schedule)
 
 
 def _check_operators(graph: Graph, captured: Graph) -> None:

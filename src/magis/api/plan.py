@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Literal
 
 import msgspec
@@ -10,17 +9,19 @@ import msgspec
 import magis
 from magis.api.costs import Progress, silent
 from magis.api.costs import cost_model as cost_model
+from magis.api.limits import BUDGET_S, DEFAULT_BUDGET, NO_LIMITS, Budget, Limits
+from magis.api.limits import budget as check_budget
+from magis.api.limits import limits as check_limits
 from magis.api.models import ModelSource, resolve
+from magis.api.planning import plan_step
 from magis.api.pytorch import torch_version
-from magis.fission.tree import Program
 from magis.ir.fingerprint import digest
 from magis.ir.graph import INPUT_KINDS, Graph, Value
 from magis.ir.text import print_graph
-from magis.lower.launches import launches
-from magis.lower.lower import lower
-from magis.sim.simulate import simulate
+from magis.search.search import Found
+from magis.sim.estimate import Estimate
 
-FORMAT = 1
+FORMAT = 2
 """Version of the plan file; changes whenever a reader of the older version would misread it."""
 
 
@@ -63,13 +64,34 @@ class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: int
 
 
+class RuleUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a transformation rule did: sites proposed, states made there, how often the plan has it, seconds."""
+
+    name: str
+    sites: int
+    applied: int
+    kept: int
+    seconds: float
+
+
+class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan that the search started from, such as the one that recomputes each block."""
+
+    name: str
+    peak_bytes: int
+    latency_s: float
+
+
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the plan was found: seconds, states evaluated, why it stopped, and when the plan was the best."""
+    """How the plan was found: seconds, states evaluated, why it stopped, when the plan was the best, and what it
+    was made from."""
 
     seconds: float
     states: int
     stop_reason: str
     best_at_s: float
+    rules: tuple[RuleUse, ...] = ()
+    starts: tuple[Start, ...] = ()
 
 
 class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,24 +154,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return resolve(self.model, self.sizes, self.seed)
 
 
-def make_plan(source: ModelSource, device: str = "cpu", progress: Progress = silent) -> Plan:
-    """Plans a step. Without a limit the plan is the captured step itself, in eager's order.
+def make_plan(
+    source: ModelSource,
+    device: str = "cpu",
+    progress: Progress = silent,
+    limits: Limits = NO_LIMITS,
+    budget: Budget = DEFAULT_BUDGET,
+) -> Plan:
+    """Plans a step within limits. Without any, the plan is the captured step itself, in eager's order.
 
-    `device` is "cpu" (operators are measured, at first use up to a minute), a preset or a `.toml` file.
+    `device` is "cpu" (operators are measured, at first use up to a minute), a preset or a `.toml` file. A plan that
+    misses its limits is the best that was found, with `met` false.
     Raises UsageError for an unknown device or model, CaptureError when the step cannot be captured."""
     costs = cost_model(device)
     progress(f"capturing {source.reference}")
     captured = source.capture()
-    program, schedule = Program(captured.graph), captured.schedule
-    routine = lower(program, schedule)
-    costs.prepare((call for call, _ in launches(routine)), progress)
-    progress("planning")
-    start = time.perf_counter()
-    found = simulate(routine, costs.latency_s, costs.workspace_bytes)
-    seconds = time.perf_counter() - start
-    predicted = (found.peak_bytes, found.step_peak_bytes, found.latency_s)
-    graph = program.graph
-    calls = [graph.call(graph.nodes[n]) for n in schedule if not graph.nodes[n].is_input]
+    planned = plan_step(captured.graph, captured.schedule, costs, limits, budget, progress)
+    graph, found = planned.program.graph, planned.found
+    calls = [graph.call(graph.nodes[n]) for n in planned.schedule if not graph.nodes[n].is_input]
     return Plan(
         magis=magis.__version__,
         torch=torch_version(),
@@ -161,33 +183,51 @@ def make_plan(source: ModelSource, device: str = "cpu", progress: Progress = sil
         latency_source=costs.source,
         costs=costs.words,
         cost_table=costs.table_hash(),
-        limit=Limit(),
-        met=True,
-        baseline=Baseline(*predicted, bytes_by_kind(captured.graph)["parameter"]),
-        optimized=Prediction(*predicted),
-        search=Search(seconds, 1, "no limit", seconds),
+        limit=Limit(limits.max_slowdown, planned.peak_limit_bytes),
+        met=planned.met,
+        baseline=Baseline(*_predicted(planned.baseline), bytes_by_kind(captured.graph)["parameter"]),
+        optimized=Prediction(*_predicted(planned.optimized)),
+        search=_search(found),
+        history=found.best.history,
         digest=digest(captured.graph),
         latencies_s=tuple(costs.latency_s(call) for call in calls),
         workspaces_bytes=tuple(costs.workspace_bytes(call) for call in calls),
-        schedule=" ".join(map(str, schedule)),
+        schedule=" ".join(map(str, planned.schedule)),
         program=print_graph(graph),
     )
+
+
+def _predicted(estimate: Estimate) -> tuple[int, int, float]:
+    return estimate.peak_bytes, estimate.step_peak_bytes, estimate.latency_s
+
+
+def _search(found: Found) -> Search:
+    used = tuple(RuleUse(r.name, r.sites, r.applied, r.kept, r.seconds) for r in found.rules)
+    starts = tuple(Start(start.name, start.peak_bytes, start.latency_s) for start in found.starts)
+    return Search(found.seconds, found.states, found.stop_reason, found.best_at_s, used, starts)
 
 
 def plan(
     model: str,
     *,
+    max_slowdown: float | None = None,
+    memory_limit: int | float | str | None = None,
     device: str = "cpu",
     batch: int | None = None,
     seq: int | None = None,
     image: int | None = None,
     seed: int = 0,
+    budget_s: float | None = BUDGET_S,
+    iterations: int | None = None,
 ) -> Plan:
     """Plans a model by reference: a zoo name, `file.py:factory` or `package.module:factory`.
 
-    Raises what `make_plan` raises."""
+    `max_slowdown` is a factor of eager's time; `memory_limit` is bytes, a size such as "8GiB", or a share of eager's
+    peak (0.4 or "40%"). Without `budget_s` and `iterations` the search goes on until nothing better is in sight.
+    Raises UsageError for limits that nothing can keep to, and what `make_plan` raises."""
     sizes = {"batch": batch, "seq": seq, "image": image}
-    return make_plan(resolve(model, sizes, seed), device)
+    wanted = check_limits(max_slowdown, memory_limit)
+    return make_plan(resolve(model, sizes, seed), device, limits=wanted, budget=check_budget(budget_s, iterations))
 
 
 def batch_size(graph: Graph) -> int:

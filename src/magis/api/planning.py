@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from magis.api.costs import Costs, Progress, silent
 from magis.api.limits import DEFAULT_BUDGET, NO_LIMITS, Budget, Limits
+from magis.api.units import human_bytes, human_percent
 from magis.fission.tree import Program
 from magis.ir.graph import Graph, Schedule
 from magis.lower.launches import launches
 from magis.lower.lower import lower
+from magis.schedule.incremental import Scheduled
+from magis.search.objective import Objective
+from magis.search.search import Found, Search
+from magis.search.state import MState
 from magis.sim.estimate import Estimate
 from magis.sim.simulate import simulate
 
@@ -18,14 +23,20 @@ from magis.sim.simulate import simulate
 @dataclass(frozen=True)
 class Planned:
     """A program and its order, what is predicted of it and of eager's step, whether it keeps to the limits, and
-    how it was found."""
+    how it was found. `peak_limit_bytes` is the limit on memory in bytes, None without one."""
 
     program: Program
     schedule: Schedule
     baseline: Estimate
     optimized: Estimate
     met: bool
-    seconds: float
+    peak_limit_bytes: int | None
+    found: Found
+
+    @property
+    def seconds(self) -> float:
+        """How long the search took."""
+        return self.found.seconds
 
 
 def plan_step(
@@ -36,10 +47,38 @@ def plan_step(
     budget: Budget = DEFAULT_BUDGET,
     progress: Progress = silent,
 ) -> Planned:
-    """The best program found for a captured step, of which `schedule` is eager's order; the step itself without limits."""
-    program = Program(graph)
-    routine = lower(program, schedule)
+    """The best program found for a captured step (`schedule` is eager's order); the step itself without limits.
+
+    Ctrl-C during the search ends it and keeps the best program so far."""
+    routine = lower(Program(graph), schedule)
     costs.prepare((call for call, _ in launches(routine)), progress)
-    start = time.perf_counter()
-    found = simulate(routine, costs.latency_s, costs.workspace_bytes)
-    return Planned(program, schedule, found, found, True, time.perf_counter() - start)
+    baseline = simulate(routine, costs.latency_s, costs.workspace_bytes)
+    base = MState.of(Scheduled.of(graph, schedule, costs.workspace_bytes), costs.latency_s)
+    objective = _objective(limits, baseline)
+    if limits == NO_LIMITS:
+        found = replace(Search(base, objective, costs.latency_s, iterations=0).run(), stop_reason="no limit")
+    else:
+        watch = _watch(progress, baseline)
+        found = Search(base, objective, costs.latency_s, budget.seconds, budget.iterations, watch).run()
+    best = found.best
+    optimized = simulate(lower(best.program, best.schedule), costs.latency_s, costs.workspace_bytes)
+    assert optimized.peak_bytes == best.peak_bytes and optimized.latency_s == best.latency_s
+    return Planned(best.program, best.schedule, baseline, optimized, found.met, objective.max_peak_bytes, found)
+
+
+def _objective(limits: Limits, baseline: Estimate) -> Objective:
+    seconds = None if limits.max_slowdown is None else limits.max_slowdown * baseline.latency_s
+    return Objective(seconds, limits.peak_bytes(baseline.peak_bytes))
+
+
+def _watch(progress: Progress, baseline: Estimate) -> Callable[[Found], None]:
+    def watch(found: Found) -> None:
+        best = found.best
+        share = best.peak_bytes / baseline.peak_bytes if baseline.peak_bytes else 1.0
+        slower = best.latency_s / baseline.latency_s - 1 if baseline.latency_s else 0.0
+        progress(
+            f"{found.stop_reason}: best {human_bytes(best.peak_bytes)} ({share:.1%} of eager's peak) at "
+            f"{human_percent(slower)} time, {found.states} states in {found.seconds:.1f} s; Ctrl-C keeps the best"
+        )
+
+    return watch

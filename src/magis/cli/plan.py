@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from magis.api.limits import BUDGET_S
 from magis.api.units import human_bytes, human_percent, human_seconds
 from magis.cli.options import Batch, Image, Json, Model, Seed, Seq, sizes
-from magis.cli.output import guarded_stdout, print_table, working, write, write_json
+from magis.cli.output import guarded_stdout, note, print_table, working, write, write_json
 
 if TYPE_CHECKING:
     from magis.api.plan import Plan
+
+
+LIMIT_NOT_MET = 3
 
 
 def command(
@@ -28,11 +32,31 @@ def command(
     seq: Seq = None,
     image: Image = None,
     seed: Seed = 0,
+    max_slowdown: Annotated[
+        float | None,
+        typer.Option("--max-slowdown", metavar="X", help="At most X times eager's time: 1.10 is 10 % slower."),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory", metavar="M", help="Peak memory at most M: 8GiB, 500MB, bytes, or 40% of eager's peak."
+        ),
+    ] = None,
+    budget: Annotated[
+        float, typer.Option("--budget", metavar="S", help="Seconds that the search may take; Ctrl-C ends it earlier.")
+    ] = BUDGET_S,
+    iterations: Annotated[
+        int | None,
+        typer.Option("--iterations", metavar="N", help="States that the search may try: the same end everywhere."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Plan a model's training step and write the plan to a file."""
+    """Plan a model's training step within limits on time or memory, and write the plan to a file."""
+    from magis.api.limits import budget as search_budget
+    from magis.api.limits import limits
     from magis.api.models import resolve
 
+    wanted, allowed = limits(max_slowdown, memory), search_budget(budget, iterations)
     source = resolve(model, sizes(batch, seq, image), seed)
     with guarded_stdout(as_json), working(f"loading {model}") as progress:
         from magis.api.plan import make_plan
@@ -40,12 +64,27 @@ def command(
 
         path = output or default_path(model)
         check_writable(path)
-        plan = make_plan(source, device, progress)
+        plan = make_plan(source, device, progress, wanted, allowed)
         save_plan(plan, path)
     if as_json:
         write_json(summary(plan, path))
     else:
         _print(plan, path)
+    if not plan.met:
+        note(not_met(plan))
+        raise typer.Exit(LIMIT_NOT_MET)
+
+
+def not_met(plan: Plan) -> str:
+    """One line on a plan that misses its limits."""
+    limit, best = plan.limit, plan.optimized
+    wanted = []
+    if limit.memory_bytes is not None:
+        wanted.append(f"{human_bytes(limit.memory_bytes)} of memory")
+    if limit.max_slowdown is not None:
+        wanted.append(f"{limit.max_slowdown:g} times eager's time")
+    lowest = f"{human_bytes(best.peak_bytes)} ({plan.memory_ratio:.1%} of eager's)"
+    return f"limit not met: {' and '.join(wanted)} asked for; the lowest peak known is {lowest}; that plan is written"
 
 
 def summary(plan: Plan, path: Path) -> dict[str, Any]:
@@ -82,4 +121,32 @@ def _print(plan: Plan, path: Path) -> None:
         ),
     ]
     print_table(("", "eager", "planned", ""), rows, right=("eager", "planned"))
+    _print_search(plan)
     write(f"\nwritten to {path}; `magis run {path}` runs it and proves its numbers\n")
+
+
+def _print_search(plan: Plan) -> None:
+    """How the plan was found."""
+    from magis.api.plan import ratio
+
+    search = plan.search
+    if plan.limit.max_slowdown is None and plan.limit.memory_bytes is None:
+        write("\nno limit given: this is eager's step; pass --max-slowdown 1.10 or --memory 50% to make it smaller\n")
+        return
+    write(
+        f"\nsearch: {search.states} plans in {human_seconds(search.seconds)}, the best after "
+        f"{human_seconds(search.best_at_s)}; {search.stop_reason}\n"
+    )
+    before = plan.baseline
+    starts = {start.name: start for start in search.starts}
+    rows = [
+        (
+            start.name,
+            f"{ratio(start.peak_bytes, before.peak_bytes):.1%}",
+            human_percent(ratio(start.latency_s, before.latency_s) - 1),
+        )
+        for start in starts.values()
+    ]
+    print_table(("started from", "peak", "time"), rows, right=("peak", "time"))
+    used = [(r.name, str(r.sites), str(r.applied), str(r.kept), human_seconds(r.seconds)) for r in search.rules]
+    print_table(("rule", "sites", "applied", "kept", "time"), used, right=("sites", "applied", "kept", "time"))

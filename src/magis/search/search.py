@@ -112,6 +112,7 @@ class Search:
     def run(self) -> Found:
         """Searches. Ctrl-C ends it early and keeps the best plan."""
         try:
+            self._check()
             for name, state in self._beginnings():
                 self._starts.append(StartReport(name, state.peak_bytes, state.latency_s))
                 self._meet(state)
