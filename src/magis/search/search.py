@@ -16,6 +16,8 @@ from magis.ir.graph import Call
 from magis.rules.base import Change, Rule, Site
 from magis.rules.registry import rules
 from magis.rules.remat import Rematerialise
+from magis.schedule.arrange import SchedulingLimits
+from magis.schedule.dp import SearchLimits
 from magis.search.objective import SLACK, Objective
 from magis.search.rounds import selected
 from magis.search.state import MState
@@ -23,6 +25,10 @@ from magis.search.trivial import trivial_sites
 
 SITES = 16
 """Most sites of one rule that are tried on one state."""
+EXPLORING = SchedulingLimits(
+    whole=64, search=SearchLimits(states=512, beam=4), near_peak=SearchLimits(states=1024, beam=4)
+)
+"""How thoroughly a new state is re-ordered."""
 PATIENCE = 200
 """After so many states without a better one the search ends."""
 
@@ -174,7 +180,7 @@ class Search:
                 if change is not None and self._is_new(state, change):
                     tally.applied += 1
                     better, _ = state.scheduled.after_edit(
-                        change.program.graph, change.old_nodes, change.new_nodes, thorough=False
+                        change.program.graph, change.old_nodes, change.new_nodes, EXPLORING, thorough=False
                     )
                     self._meet(state.followed_by((name, site), change, better, self._latency_s))
                 self._check()
