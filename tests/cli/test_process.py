@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,48 @@ def test_plan_run_show(folder: Path) -> None:
     assert found["proof"]["ok"] is True and found["proof"]["batch"] == 16
     assert found["optimized"]["peak_bytes"] == pytest.approx(found["predicted_peak_bytes"], rel=0.03)
     assert json.loads((folder / "x.json").read_text())["certificate"]["tensors"] == found["proof"]["tensors"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_an_ended_run_leaves_no_process_behind(
+    how: signal.Signals, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed, it can remove no folder; terminated, it does."""
+    assert _run(*MAGIS, "plan", "../m.py:updated", "--device", "rtx3090", "-o", "x.json").returncode == 0
+    (folder / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder / "temporary"))
+    arguments = (*MAGIS, "run", "x.json", "--pairs", "1000000", "--beside", "checkpoint")
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        workers = _soon(lambda: _children(process.pid), 3)
+        assert list((folder / "temporary").glob("magis-*"))
+        process.send_signal(how)
+        said = process.stderr.read()
+        assert process.wait() == (143 if how == signal.SIGTERM else -how)
+    _soon(lambda: [worker for worker in workers if _runs(worker)], 0)
+    if how == signal.SIGTERM:
+        assert said == "error: terminated\n"
+        assert list((folder / "temporary").glob("magis-*")) == []
+
+
+def _soon(look: Callable[[], list[int]], number: int) -> list[int]:
+    """What `look` finds once it finds so many."""
+    for _ in range(300):
+        found = look()
+        if len(found) == number:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{len(found)} processes, not {number}")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there and not merely waiting for its parent to take note of its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,25 @@ from magis.api.instance import Instance, instantiate
 from magis.api.plan import Plan, cost_model, ratio
 from magis.api.plan_file import save_plan
 from magis.api.prove import ProofResult
-from magis.api.worker import EAGER, OPTIMIZED
-from magis.errors import MagisError, UsageError
-from magis.ir.graph import Call
-from magis.lower.routine import Routine
+from magis.api.rivals import check_methods
+from magis.api.worker import EAGER, PLAN, Worker, WorkerError
+from magis.errors import UsageError
+from magis.fission.tree import Program
+from magis.ir.graph import Call, Graph
+from magis.lower.lower import lower
+from magis.ops.registry import rule_for
 from magis.sim.timeline import timeline
 
 Progress = Callable[[str], None]
 PAIRS = 9
-MEMORY_SHARE = 0.85
-"""Of the machine's free memory, how much a run may fill: the proof holds results of both sides."""
+MEMORY_SHARE = 0.9
+"""Of the memory that is free, how much a run may plan to fill."""
+PROCESS_BYTES = 320 << 20
+"""What a worker holds before it holds a model: the interpreter, PyTorch and a model library."""
+HOLES = 1.5
+"""A process grows by up to this many times what a step has live: freed blocks leave holes (ADR 5)."""
+CGROUPS = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,22 @@ class SideMeasurement:
 
 
 @dataclass(frozen=True)
+class RivalMeasurement:
+    """A method that a user would apply by hand, measured like eager; all None but `failed` when it raised.
+
+    `max_rel_error` is the largest relative error, in the norm of a tensor, of its gradients or outputs against
+    eager's; `buffers` are those that end differently. Neither says that the method is wrong for its user."""
+
+    method: str
+    side: SideMeasurement | None = None
+    step_memory_ratio: float | None = None
+    latency_overhead: float | None = None
+    max_rel_error: float | None = None
+    buffers: tuple[str, ...] = ()
+    failed: str | None = None
+
+
+@dataclass(frozen=True)
 class RunReport:
     """A plan beside eager, measured. `proof` is None when it was not asked for or could not be made."""
 
@@ -56,6 +80,7 @@ class RunReport:
     batch: int
     latency_overhead: float
     notes: tuple[str, ...] = ()
+    beside: tuple[RivalMeasurement, ...] = ()
 
     @property
     def memory_ratio(self) -> float:
@@ -68,14 +93,85 @@ class RunReport:
         return ratio(self.optimized.step_peak_bytes, self.baseline.step_peak_bytes)
 
 
+@dataclass
+class _Side:
+    """A worker and what it answered. A rival may fail; then `failed` says why, and nothing more is asked of it."""
+
+    worker: Worker
+    memory: dict[str, Any] = field(default_factory=dict)
+    deviation: dict[str, Any] = field(default_factory=dict)
+    times: list[float] = field(default_factory=list)
+    failed: str | None = None
+
+    @property
+    def rival(self) -> bool:
+        return self.worker.kind not in (EAGER, PLAN)
+
+    def build(self) -> None:
+        self._or_failed(self.worker.ready)
+
+    def measure_memory(self) -> None:
+        if self.rival:
+            self.deviation = self._ask("compare")
+        self._ask("warm_up")
+        self.memory = self._ask("resident") | self._ask("memory")
+
+    def take_time(self) -> None:
+        self.times += self._ask("time").values()
+
+    def _ask(self, what: str) -> dict[str, Any]:
+        return self._or_failed(lambda: self.worker.ask(what)) or {}
+
+    def _or_failed(self, ask: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+        if self.failed is not None:
+            return None
+        try:
+            return ask()
+        except WorkerError as error:
+            if not self.rival:
+                raise
+            self.failed = error.reason
+            return None
+
+    def overhead(self, eager: _Side) -> float:
+        """Extra time, as a fraction of eager's: the median over the steps taken in turn."""
+        return statistics.median(own / other for other, own in zip(eager.times, self.times)) - 1.0
+
+    def measured(self) -> SideMeasurement:
+        quartiles = statistics.quantiles(self.times, n=4) if len(self.times) > 1 else [self.times[0]] * 3
+        return SideMeasurement(
+            self.memory["resident_bytes"] + self.memory["allocator_step_peak_bytes"],
+            self.memory["allocator_step_peak_bytes"],
+            statistics.median(self.times),
+            quartiles[2] - quartiles[0],
+            self.memory["growth_bytes"],
+            self.memory["storage_step_peak_bytes"],
+        )
+
+    def beside(self, eager: _Side) -> RivalMeasurement:
+        if self.failed is not None:
+            return RivalMeasurement(self.worker.kind, failed=self.failed)
+        own, other = self.measured(), eager.measured()
+        return RivalMeasurement(
+            self.worker.kind,
+            own,
+            ratio(own.step_peak_bytes, other.step_peak_bytes),
+            self.overhead(eager),
+            self.deviation["max_rel_error"],
+            tuple(self.deviation["buffers"]),
+        )
+
+
 def run_plan(
     plan: Plan,
     steps: int | None = None,
     pairs: int = PAIRS,
     check: bool = True,
     progress: Progress = lambda _: None,
+    beside: Sequence[str] = (),
 ) -> RunReport:
-    """Runs `pairs` alternating steps of eager and of the plan (`steps` overrides their number).
+    """Runs `pairs` rounds of steps, in each one of eager, of the plan and of every method in `beside` (`steps`
+    overrides their number). Methods are `checkpoint` and `micro:K`.
 
     Raises PlanError when the plan does not fit its model, UsageError when it cannot run on this machine."""
     if plan.device != "cpu" and plan.latency_source == "measured":
@@ -83,69 +179,51 @@ def run_plan(
     pairs = steps if steps is not None else pairs
     if pairs < 1:
         raise UsageError(f"--steps {pairs}: at least one step is needed")
+    methods = check_methods(beside, plan.batch)
     progress("capturing the model again")
-    batch, notes = _batch_that_fits(plan)
-    instance = instantiate(plan, batch)
-    routine = instance.routine()
+    instance, batch, notes = _that_fits(plan, check, len(methods))
+    check_methods(methods, batch)
     progress("predicting the peak")
-    workspace = _workspace(instance, progress)
-    predicted = timeline(routine, workspace).peak_bytes
+    routine = instance.routine()
+    predicted = timeline(routine, _workspace(instance, progress)).peak_bytes
     exact = timeline(routine)
-    with tempfile.TemporaryDirectory(prefix="magis-") as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="magis-"))
         path = Path(folder) / "run.plan.json"
         save_plan(plan, path)
-        with _Worker(EAGER, path, batch) as eager, _Worker(OPTIMIZED, path, batch) as optimized:
-            progress("building both sides")
-            eager.ready()
-            optimized.ready()
-            proof = None
-            if check:
-                progress("proving the numbers against eager")
-                proof = ProofResult(**_tuples(optimized.ask("prove")))
-            measured = _measure(eager, optimized, pairs, progress)
-    eager_times, own_times = measured["times"]
-    overhead = statistics.median(o / e for e, o in zip(eager_times, own_times)) - 1.0
+        sides = [_Side(stack.enter_context(Worker(kind, path, batch))) for kind in (EAGER, *methods, PLAN)]
+        progress("building all sides")
+        for side in sides:
+            side.build()
+        proof = None
+        if check:
+            progress("proving the numbers against eager")
+            proof = ProofResult(**_tuples(sides[-1].worker.ask("prove")))
+        _measure(sides, pairs, progress)
+    eager, *rivals, planned = sides
     return RunReport(
-        _side(measured[EAGER], eager_times),
-        _side(measured[OPTIMIZED], own_times),
+        eager.measured(),
+        planned.measured(),
         predicted,
         exact.peak_bytes - exact.resident_bytes,
         proof,
-        measured["remedy"],
+        planned.worker.remedy,
         pairs,
         batch,
-        overhead,
+        planned.overhead(eager),
         notes,
+        tuple(rival.beside(eager) for rival in rivals),
     )
 
 
-def _measure(eager: _Worker, optimized: _Worker, pairs: int, progress: Progress) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for worker in (eager, optimized):
-        progress(f"measuring memory: {worker.kind}")
-        worker.ask("warm_up")
-        found[worker.kind] = worker.ask("resident") | worker.ask("memory")
-    times: tuple[list[float], list[float]] = ([], [])
+def _measure(sides: Sequence[_Side], pairs: int, progress: Progress) -> None:
+    for side in sides:
+        progress(f"measuring memory: {side.worker.kind}")
+        side.measure_memory()
     for pair in range(pairs):
         progress(f"timing pair {pair + 1} of {pairs}")
-        first, second = (eager, optimized) if pair % 2 == 0 else (optimized, eager)
-        for worker in (first, second):
-            times[worker is optimized].append(worker.ask("time")["cpu_s"])
-    found["times"] = times
-    found["remedy"] = optimized.remedy
-    return found
-
-
-def _side(measured: dict[str, Any], times: list[float]) -> SideMeasurement:
-    quartiles = statistics.quantiles(times, n=4) if len(times) > 1 else [times[0]] * 3
-    return SideMeasurement(
-        measured["resident_bytes"] + measured["allocator_step_peak_bytes"],
-        measured["allocator_step_peak_bytes"],
-        statistics.median(times),
-        quartiles[2] - quartiles[0],
-        measured["growth_bytes"],
-        measured["storage_step_peak_bytes"],
-    )
+        for side in sides if pair % 2 == 0 else reversed(sides):
+            side.take_time()
 
 
 def _tuples(answer: dict[str, Any]) -> dict[str, Any]:
@@ -160,88 +238,94 @@ def _workspace(instance: Instance, progress: Progress) -> Callable[[Call], int]:
     return cost.workspace_bytes
 
 
-def _batch_that_fits(plan: Plan) -> tuple[int, tuple[str, ...]]:
-    """The planned batch size, or the largest halving of it at which eager and the proof fit this machine."""
-    free = _free_bytes()
-    needed = plan.baseline.peak_bytes
+def _that_fits(plan: Plan, check: bool, rivals: int) -> tuple[Instance, int, tuple[str, ...]]:
+    """The plan at its batch size, or at the largest halving of it at which all processes fit this machine."""
+    instance = instantiate(plan)
+    needed, free = needed_bytes(instance, check, rivals), free_bytes()
     if free is None or needed <= MEMORY_SHARE * free:
-        return plan.batch, ()
+        return instance, plan.batch, ()
+    lacking = f"the run needs {needed / 2**30:.1f} GiB at batch {plan.batch}, {free / 2**30:.1f} GiB are free"
     batch = plan.batch
     while batch > 1:
         batch //= 2
-        routine: Routine = instantiate(plan, batch).routine()
-        if timeline(routine).peak_bytes <= MEMORY_SHARE * free:
-            note = (
-                f"eager needs {needed / 2**30:.1f} GiB at batch {plan.batch}, this machine has "
-                f"{free / 2**30:.1f} GiB free: proof and measurements at batch {batch}"
-            )
-            return batch, (note,)
-    raise UsageError(
-        f"eager needs {needed / 2**30:.1f} GiB and this machine has {free / 2**30:.1f} GiB free, even batch 1 "
-        "does not fit: run the plan on a larger machine"
-    )
+        try:
+            instance = instantiate(plan, batch)
+        except UsageError as error:
+            raise UsageError(f"{lacking}; it cannot run at batch {batch}: {error}") from error
+        if needed_bytes(instance, check, rivals) <= MEMORY_SHARE * free:
+            return instance, batch, (f"{lacking}: proof and measurements at batch {batch}",)
+    raise UsageError(f"{lacking}, even batch 1 does not fit: run the plan on a larger machine")
 
 
-def _free_bytes() -> int | None:
-    """Memory that new processes may use without swapping, where the system says."""
+def needed_bytes(instance: Instance, check: bool, rivals: int) -> int:
+    """Memory that eager, the plan and `rivals` methods need: processes that live at the same time.
+
+    Each holds its model, optimizer state and batch, a copy to start every step from, and what steps left in its heap.
+    Besides, one at a time compares results with eager's: it holds both sides' and adds up squared terms in
+    float64. The proof also copies what the step writes, twice as results and once to start from."""
+    graph = instance.captured.graph
+    eager = timeline(lower(Program(graph), instance.captured.schedule))
+    resident = eager.resident_bytes
+    step = max(eager.peak_bytes, timeline(instance.routine()).peak_bytes) - resident
+    needed = (2 + rivals) * (PROCESS_BYTES + 2 * resident + int(HOLES * step))
+    if check:
+        needed += step + 3 * resident
+    if check or rivals:
+        needed += 2 * sum(graph.spec(value).nbytes for value in graph.outputs) + _float64_bytes(graph)
+    return needed
+
+
+def _float64_bytes(graph: Graph) -> int:
+    """The most that one operator needs to add up its squared terms in float64: its operands and their squares; a
+    convolution lays its input out once for each place of its kernel."""
+    most = 0
+    for node in graph.nodes.values():
+        if node.is_input or rule_for(node.op).terms(graph.call(node), 0) <= 1:
+            continue
+        operands = [graph.spec(value) for value in node.inputs]
+        kernel = 1
+        if node.op.startswith("aten.convolution"):
+            kernel = prod(operands[2 if "backward" in node.op else 1].shape[2:])
+        most = max(most, 2 * 8 * kernel * sum(spec.numel for spec in operands))
+    return most
+
+
+def free_bytes() -> int | None:
+    """Memory that new processes may use without swapping: what the machine has free, or less where this process's
+    cgroup is limited. None where the system does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (PROC / "meminfo").read_text().splitlines()
     except OSError:
         return None
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    return int(fields["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in fields else None
+    found = [int(fields["MemAvailable"].split()[0]) * 1024] if "MemAvailable" in fields else []
+    return min([*found, *_left_in_cgroups()], default=None)
 
 
-class _Worker:
-    """A worker process and its questions."""
+def _left_in_cgroups() -> Iterator[int]:
+    """Bytes left below the limit of each cgroup that this process is in, version 1 or 2."""
+    try:
+        lines = (PROC / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield from _left(CGROUPS, path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            yield from _left(CGROUPS / "memory", path, *files)
 
-    def __init__(self, kind: str, plan: Path, batch: int) -> None:
-        self.kind = kind
-        self.remedy = "none"
-        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "magis.api.worker", kind, str(plan), str(batch)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            text=True,
-        )
 
-    def __enter__(self) -> _Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._stderr.close()
-
-    def ready(self) -> None:
-        """Waits until the side is built."""
-        self.remedy = self._answer().get("remedy", "none")
-
-    def ask(self, what: str) -> dict[str, Any]:
-        """One question and its answer. Raises MagisError when the worker fails."""
-        assert self._process.stdin is not None
+def _left(root: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterator[int]:
+    """In a container the path may be the host's: then only the root, the container's own group, is found."""
+    group = root / path.lstrip("/")
+    for folder in (group, *group.parents):
+        if not folder.is_relative_to(root):
+            return
         try:
-            self._process.stdin.write(json.dumps({"do": what}) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the answer below says why
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            code = self._process.wait()
-            killed = " (killed, most likely for lack of memory)" if code == -9 else ""
-            raise MagisError(f"the {self.kind} process ended with code {code}{killed}; {self._last_words()}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise MagisError(f"the {self.kind} side failed: {answer['error']}")
-        return answer
-
-    def _last_words(self) -> str:
-        self._stderr.seek(0)
-        lines = self._stderr.read().strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+            most, used = int((folder / limit).read_text()), int((folder / usage).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+        yield max(0, most - used + int(stat.get(reclaimable, 0)))

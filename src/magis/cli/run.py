@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +17,10 @@ from magis.errors import MagisError
 
 if TYPE_CHECKING:
     from magis.api.plan import Plan
-    from magis.api.run import RunReport, SideMeasurement
+    from magis.api.run import RivalMeasurement, RunReport, SideMeasurement
 
 NOT_PROVEN = 4
+TERMINATED = 128 + signal.SIGTERM
 PAIRS = 9
 
 
@@ -29,25 +33,61 @@ def command(
         int, typer.Option("--pairs", min=1, metavar="N", help="Alternating pairs of steps that are timed.")
     ] = PAIRS,
     no_check: Annotated[bool, typer.Option("--no-check", help="Measure only, without the proof.")] = False,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--beside",
+            metavar="METHOD",
+            help="Also measure what one would do by hand: checkpoint (every block) or micro:K. Repeatable.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a plan beside eager, prove that the numbers are equal, and measure memory and time of both."""
-    with guarded_stdout(as_json), working(f"loading {path}") as progress:
+    with _terminable(), guarded_stdout(as_json), working(f"loading {path}") as progress:
         from magis.api.plan_file import load_plan
 
         plan = load_plan(path)
         from magis.api.run import run_plan
 
-        report = run_plan(plan, steps=steps, pairs=pairs, check=not no_check, progress=progress)
+        report = run_plan(plan, steps=steps, pairs=pairs, check=not no_check, progress=progress, beside=beside or ())
     _certify(plan, report, path)
     for line in report.notes:
         note(line)
+    rivals = report.beside if beside else ()
     if as_json:
-        write_json(contents(report))
+        write_json(contents(report, rivals))
     else:
         _print(plan, report)
+        if rivals:
+            _print_beside(report, rivals)
     if (report.proof is None and not no_check) or (report.proof is not None and not report.proof.ok):
         raise typer.Exit(NOT_PROVEN)
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """While inside, SIGTERM unwinds the stack as Ctrl-C does, so that no process and no file stays behind."""
+
+    def stop(*_: object) -> None:
+        raise _Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread: signals are not ours to handle
+        yield
+        return
+    try:
+        yield
+    except _Terminated:
+        note("error: terminated")
+        raise typer.Exit(TERMINATED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _certify(plan: Plan, report: RunReport, path: Path) -> None:
@@ -68,8 +108,8 @@ def _certify(plan: Plan, report: RunReport, path: Path) -> None:
         note(f"the certificate is not kept: {error}")
 
 
-def contents(report: RunReport) -> dict[str, Any]:
-    """What `--json` prints."""
+def contents(report: RunReport, rivals: Sequence[RivalMeasurement] = ()) -> dict[str, Any]:
+    """What `--json` prints; `rivals` are the methods measured beside."""
     proof = report.proof
     return {
         "baseline": _side(report.baseline),
@@ -85,6 +125,7 @@ def contents(report: RunReport) -> dict[str, Any]:
             "tensors": proof.tensors,
             "batch": proof.batch,
         },
+        "beside": [_rival(rival) for rival in rivals],
     }
 
 
@@ -94,6 +135,20 @@ def _side(side: SideMeasurement) -> dict[str, Any]:
         "step_peak_bytes": side.step_peak_bytes,
         "latency_s": side.latency_s,
         "resident_growth_bytes": side.resident_growth_bytes,
+    }
+
+
+def _rival(rival: RivalMeasurement) -> dict[str, Any]:
+    side = rival.side
+    return {
+        "method": rival.method,
+        "peak_bytes": side and side.peak_bytes,
+        "step_peak_bytes": side and side.step_peak_bytes,
+        "latency_s": side and side.latency_s,
+        "step_memory_ratio": rival.step_memory_ratio,
+        "latency_overhead": rival.latency_overhead,
+        "max_rel_error": rival.max_rel_error,
+        "failed": rival.failed,
     }
 
 
@@ -119,6 +174,41 @@ def _print(plan: Plan, report: RunReport) -> None:
     else:
         write(f"\nmemory of the planned process follows its live tensors: {report.remedy}\n")
     write(f"{proof_line(report)}\n")
+
+
+def _print_beside(report: RunReport, rivals: Sequence[RivalMeasurement]) -> None:
+    """The table of all sides, and which buffers a method leaves otherwise than eager does."""
+    rows = [
+        _row("eager", report.baseline, 1.0, None, ""),
+        *(_rival_row(rival) for rival in rivals),
+        _row("planned", report.optimized, report.step_memory_ratio, report.latency_overhead, _proven(report)),
+    ]
+    write("\n")
+    columns = ("", "step peak", "of eager", "CPU time", "error")
+    print_table(columns, rows, right=columns[1:3])
+    for rival in rivals:
+        if rival.buffers:
+            some = ", ".join(rival.buffers[:2])
+            count = f"{len(rival.buffers)} buffers end" if len(rival.buffers) > 1 else "1 buffer ends"
+            write(f"{rival.method}: {count} differently from eager's: {some}{', ...' if rival.buffers[2:] else ''}\n")
+
+
+def _rival_row(rival: RivalMeasurement) -> tuple[str, ...]:
+    if rival.side is None or rival.step_memory_ratio is None:
+        return rival.method, "", "", "", f"failed: {rival.failed}"
+    error = f"{rival.max_rel_error:.2g}"
+    return _row(rival.method, rival.side, rival.step_memory_ratio, rival.latency_overhead, error)
+
+
+def _row(name: str, side: SideMeasurement, share: float, overhead: float | None, error: str) -> tuple[str, ...]:
+    extra = "" if overhead is None else f" ({human_percent(overhead)})"
+    return name, human_bytes(side.step_peak_bytes), f"{share:.1%}", f"{human_seconds(side.latency_s)}{extra}", error
+
+
+def _proven(report: RunReport) -> str:
+    if report.proof is None:
+        return "not proven"
+    return "proven" if report.proof.ok else "proof failed"
 
 
 def _growth(side: SideMeasurement) -> str:
