@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -14,6 +15,7 @@ from magis.fission.tree import Program
 from magis.ir.graph import Node, NodeId, Value
 from magis.ir.text import print_graph
 from magis.lower.lower import lower
+from magis.rules.unremat import value_numbers
 from magis.sim.timeline import Timeline, timeline
 
 
@@ -67,6 +69,20 @@ def _operators(plan: Plan, scheduled: Sequence[Node], found: Timeline) -> list[O
             Operator(node.id, node.op, place.direction, place.module, place.line, nbytes, latency_s, step, last, hot)
         )
     return operators
+
+
+def recomputed(plan: Plan) -> dict[str, int]:
+    """How many operators of each kind run again, views left out; most first."""
+    program, _ = program_of(plan)
+    seen: set[int] = set()
+    found: Counter[str] = Counter()
+    numbers = value_numbers(program.graph)
+    for node_id, node in program.graph.nodes.items():
+        views = all(spec is None or spec.alias_of is not None for spec in node.outputs)
+        if numbers[node_id] in seen and not views:
+            found[node.op] += 1
+        seen.add(numbers[node_id])
+    return dict(found.most_common())
 
 
 def program_text(shown: ProgramView) -> str:

@@ -121,6 +121,7 @@ def _print(plan: Plan, path: Path) -> None:
         ),
     ]
     print_table(("", "eager", "planned", ""), rows, right=("eager", "planned"))
+    write("\neager: the captured step in its own order; `magis run` measures eager itself\n")
     _print_search(plan)
     write(f"\nwritten to {path}; `magis run {path}` runs it and proves its numbers\n")
 
@@ -128,6 +129,7 @@ def _print(plan: Plan, path: Path) -> None:
 def _print_search(plan: Plan) -> None:
     """How the plan was found."""
     from magis.api.plan import ratio
+    from magis.api.show import recomputed
 
     search = plan.search
     if plan.limit.max_slowdown is None and plan.limit.memory_bytes is None:
@@ -138,6 +140,8 @@ def _print_search(plan: Plan) -> None:
         f"{human_seconds(search.best_at_s)}; {search.stop_reason}\n"
     )
     before = plan.baseline
+    again = [f"{times} {op.split('.')[1]}" for op, times in recomputed(plan).items()]
+    write(f"computed again: {', '.join(again) or 'nothing'}\n\n")
     starts = {start.name: start for start in search.starts}
     rows = [
         (
