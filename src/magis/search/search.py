@@ -29,6 +29,8 @@ EXPLORING = SchedulingLimits(
     whole=64, search=SearchLimits(states=512, beam=4), near_peak=SearchLimits(states=1024, beam=4)
 )
 """How thoroughly a new state is re-ordered."""
+WHOLE = 5000
+"""Up to so many operators the captured step is ordered anew as a whole, else around its worst moments."""
 PATIENCE = 200
 """After so many states without a better one the search ends."""
 
@@ -135,7 +137,8 @@ class Search:
         yield "eager", self._base
         self._check()
         self._doing = "ordering"
-        better, _ = self._base.scheduled.improved()
+        scheduled = self._base.scheduled
+        better, _ = scheduled.improved() if len(scheduled.order) <= WHOLE else scheduled.lowered()
         ordered = replace(self._base, scheduled=better)
         yield "order", ordered
         for name, site in trivial_sites(self._base.graph):
