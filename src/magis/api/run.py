@@ -245,29 +245,32 @@ def _that_fits(plan: Plan, check: bool, rivals: int) -> tuple[Instance, int, tup
     if free is None or needed <= MEMORY_SHARE * free:
         return instance, plan.batch, ()
     lacking = f"the run needs {needed / 2**30:.1f} GiB at batch {plan.batch}, {free / 2**30:.1f} GiB are free"
+    larger = "run the plan on a larger machine"
     batch = plan.batch
     while batch > 1:
         batch //= 2
         try:
             instance = instantiate(plan, batch)
         except UsageError as error:
-            raise UsageError(f"{lacking}; it cannot run at batch {batch}: {error}") from error
+            raise UsageError(f"{lacking}; {larger}, since at batch {batch} it cannot: {error}") from error
         if needed_bytes(instance, check, rivals) <= MEMORY_SHARE * free:
             return instance, batch, (f"{lacking}: proof and measurements at batch {batch}",)
-    raise UsageError(f"{lacking}, even batch 1 does not fit: run the plan on a larger machine")
+    raise UsageError(f"{lacking}, even batch 1 does not fit: {larger}")
 
 
 def needed_bytes(instance: Instance, check: bool, rivals: int) -> int:
     """Memory that eager, the plan and `rivals` methods need: processes that live at the same time.
 
-    Each holds its model, optimizer state and batch, a copy to start every step from, and what steps left in its heap.
+    Each holds its model, optimizer state and batch, a copy to start every step from, and what steps left in its heap:
+    the plan's process nothing, a rival's less than eager's.
     Besides, one at a time compares results with eager's: it holds both sides' and adds up squared terms in
     float64. The proof also copies what the step writes, twice as results and once to start from."""
     graph = instance.captured.graph
-    eager = timeline(lower(Program(graph), instance.captured.schedule))
+    eager, planned = timeline(lower(Program(graph), instance.captured.schedule)), timeline(instance.routine())
     resident = eager.resident_bytes
-    step = max(eager.peak_bytes, timeline(instance.routine()).peak_bytes) - resident
-    needed = (2 + rivals) * (PROCESS_BYTES + 2 * resident + int(HOLES * step))
+    step = max(eager.peak_bytes, planned.peak_bytes) - resident
+    needed = (2 + rivals) * (PROCESS_BYTES + 2 * resident)
+    needed += int(HOLES * (eager.peak_bytes - resident)) + planned.peak_bytes - resident + rivals * step
     if check:
         needed += step + 3 * resident
     if check or rivals:
