@@ -36,7 +36,8 @@ class Unrematerialise:
         yield from (found for seconds, found in sorted(ranked) if seconds)
 
     def apply(self, program: Program, site: Site) -> Change | None:
-        """Merges the two. None when they are not there, or differ in what they compute."""
+        """Merges the two. None when they are not there, differ in what they compute, or when the copy is handed back:
+        the caller gets as many tensors as before, each with its own storage."""
         graph = program.graph
         if len(site) != 2:
             return None
@@ -44,6 +45,8 @@ class Unrematerialise:
         if kept == copy or kept not in graph.nodes or copy not in graph.nodes:
             return None
         if graph.nodes[copy].is_input or not _equal(graph, kept, copy):
+            return None
+        if _handed_back(graph, kept, copy):
             return None
         edit = GraphEdit(graph)
         for output, spec in enumerate(graph.nodes[copy].outputs):
@@ -53,6 +56,18 @@ class Unrematerialise:
         if copy in edit.node_ids():
             return None  # the first draw of a random number stays
         return changed(program, edit)
+
+
+def _handed_back(graph: Graph, kept: NodeId, copy: NodeId) -> bool:
+    """Whether the caller gets the copy, or something in a storage that a merge would make another's as well."""
+    if any(value.node == copy for value in graph.outputs):
+        return True
+    returned = {graph.root(value) for value in graph.outputs}
+    return any(
+        graph.root(Value(copy, i)) in returned and graph.root(Value(copy, i)) != graph.root(Value(kept, i))
+        for i, spec in enumerate(graph.nodes[copy].outputs)
+        if spec is not None
+    )
 
 
 def _equal(graph: Graph, first: NodeId, second: NodeId) -> bool:
