@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 from magis.fission.tree import Program
 from magis.ir.edit import GraphEdit
-from magis.ir.graph import NodeId
+from magis.ir.graph import Graph, Node, NodeId
 from magis.schedule.incremental import Scheduled
 
 Site = tuple[int, ...]
@@ -45,8 +45,8 @@ def changed(program: Program, edit: GraphEdit) -> Change:
 
 
 def remove_unread(edit: GraphEdit, program: Program, candidates: set[NodeId]) -> None:
-    """Removes those of the candidates, and of what only they read, that nobody needs any more. What draws random
-    numbers, writes or is handed in stays."""
+    """Removes those of the candidates, and of what only they read, that nobody needs any more. What writes or is handed
+    in stays, and the first draw of a random number: the generator has to move on."""
     graph = program.graph
     wanted = {value.node for value in graph.outputs}
     readers = {node_id: set(users) for node_id, users in graph.users.items()}
@@ -63,9 +63,16 @@ def remove_unread(edit: GraphEdit, program: Program, candidates: set[NodeId]) ->
         if node_id not in edit.node_ids() or node_id in wanted or readers.get(node_id):
             continue
         node = edit.node(node_id)
-        if node.is_input or node.writes or node.stream is not None:
+        if node.is_input or node.writes or is_first_draw(graph, node):
             continue
         edit.remove(node_id)
         for producer in {value.node for value in node.inputs}:
             readers[producer].discard(node_id)
             todo.append(producer)
+
+
+def is_first_draw(graph: Graph, node: Node) -> bool:
+    """Whether a node draws random numbers that its copies, if there are any, repeat."""
+    if node.stream is None:
+        return False
+    return node.id == min(other.id for other in graph.nodes.values() if other.stream == node.stream)

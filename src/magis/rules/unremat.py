@@ -59,15 +59,13 @@ class Unrematerialise:
 
 
 def _handed_back(graph: Graph, kept: NodeId, copy: NodeId) -> bool:
-    """Whether the caller gets the copy, or something in a storage that a merge would make another's as well."""
+    """Whether the caller gets the copy, or tensors in two storages of which a merge would make one."""
     if any(value.node == copy for value in graph.outputs):
         return True
     returned = {graph.root(value) for value in graph.outputs}
-    return any(
-        graph.root(Value(copy, i)) in returned and graph.root(Value(copy, i)) != graph.root(Value(kept, i))
-        for i, spec in enumerate(graph.nodes[copy].outputs)
-        if spec is not None
-    )
+    outputs = [i for i, spec in enumerate(graph.nodes[copy].outputs) if spec is not None]
+    storages = [{graph.root(Value(node, i)) for node in (kept, copy)} for i in outputs]
+    return any(len(both) > 1 and both <= returned for both in storages)
 
 
 def _equal(graph: Graph, first: NodeId, second: NodeId) -> bool:
