@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from magis.api.plan_file import save_plan
 from magis.api.prove import ProofResult
 from magis.api.rivals import check_methods
 from magis.api.worker import EAGER, PLAN, Worker, WorkerError
+from magis.backend.resident import MMAP_THRESHOLD_BYTES
 from magis.errors import UsageError
 from magis.fission.tree import Program
 from magis.ir.graph import Call, Graph
 from magis.lower.lower import lower
 from magis.ops.registry import rule_for
-from magis.sim.timeline import timeline
+from magis.sim.timeline import Timeline, timeline
 
 Progress = Callable[[str], None]
 PAIRS = 9
@@ -31,7 +33,7 @@ MEMORY_SHARE = 0.9
 PROCESS_BYTES = 320 << 20
 """What a worker holds before it holds a model: the interpreter, PyTorch and a model library."""
 HOLES = 1.5
-"""A process grows by up to this many times what a step has live: freed blocks leave holes (ADR 5)."""
+"""A heap grows to up to this many times what is live in it: freed blocks leave holes (ADR 5)."""
 CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 
@@ -261,35 +263,45 @@ def _that_fits(plan: Plan, check: bool, rivals: int) -> tuple[Instance, int, tup
 def needed_bytes(instance: Instance, check: bool, rivals: int) -> int:
     """Memory that eager, the plan and `rivals` methods need: processes that live at the same time.
 
-    Each holds its model, optimizer state and batch, a copy to start every step from, and what steps left in its heap:
-    the plan's process nothing, a rival's less than eager's.
-    Besides, one at a time compares results with eager's: it holds both sides' and adds up squared terms in
-    float64. The proof also copies what the step writes, twice as results and once to start from."""
+    Each holds its model, optimizer state and batch, a copy to start every step from, and the heap that its steps
+    left. One at a time runs a step, or compares results with eager's: it holds both sides' and adds up squared
+    terms in float64. The proof also copies what the step writes, twice as results and once to start from."""
     graph = instance.captured.graph
-    eager, planned = timeline(lower(Program(graph), instance.captured.schedule)), timeline(instance.routine())
-    resident = eager.resident_bytes
-    step = max(eager.peak_bytes, planned.peak_bytes) - resident
-    needed = (2 + rivals) * (PROCESS_BYTES + 2 * resident)
-    needed += int(HOLES * (eager.peak_bytes - resident)) + planned.peak_bytes - resident + rivals * step
+    steps = [timeline(lower(Program(graph), instance.captured.schedule)), timeline(instance.routine())]
+    resident = steps[0].resident_bytes
+    heap = int(HOLES * max(_small_bytes(step) for step in steps))
+    needed = (2 + rivals) * (PROCESS_BYTES + 2 * resident + heap)
+    needed += max(step.peak_bytes for step in steps) - resident
     if check:
-        needed += step + 3 * resident
+        needed += heap + 3 * resident
     if check or rivals:
         needed += 2 * sum(graph.spec(value).nbytes for value in graph.outputs) + _float64_bytes(graph)
     return needed
 
 
+def _small_bytes(step: Timeline) -> int:
+    """The most that is live at once of blocks too small to get pages of their own: these stay with the process."""
+    change = [0] * (len(step.live_bytes) + 1)
+    for lifetime in step.lifetimes:
+        if lifetime.nbytes < MMAP_THRESHOLD_BYTES:
+            change[lifetime.first] += lifetime.nbytes
+            change[lifetime.last + 1] -= lifetime.nbytes
+    return max(accumulate(change))
+
+
 def _float64_bytes(graph: Graph) -> int:
     """The most that one operator needs to add up its squared terms in float64: its operands and their squares; a
-    convolution lays its input out once for each place of its kernel."""
+    convolution lays one of them out once for each place of its kernel."""
     most = 0
     for node in graph.nodes.values():
         if node.is_input or rule_for(node.op).terms(graph.call(node), 0) <= 1:
             continue
         operands = [graph.spec(value) for value in node.inputs]
-        kernel = 1
+        numel = sum(spec.numel for spec in operands)
         if node.op.startswith("aten.convolution"):
-            kernel = prod(operands[2 if "backward" in node.op else 1].shape[2:])
-        most = max(most, 2 * 8 * kernel * sum(spec.numel for spec in operands))
+            kernel = operands[2 if "backward" in node.op else 1].shape[2:]
+            numel += prod(kernel) * max(spec.numel for spec in operands)
+        most = max(most, 2 * 8 * numel)
     return most
 
 
