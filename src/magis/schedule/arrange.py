@@ -22,7 +22,7 @@ class SchedulingLimits:
     whole: int = 128
     joined: int = 14
     cut: int = CUT
-    margins: tuple[int, ...] = (10, 60)
+    margins: tuple[int, ...] = (0, 60)
     reach: int = 60
     least_gain: int = 2048
     interval: IntervalLimits = field(default=IntervalLimits())

@@ -138,7 +138,9 @@ class Scheduled:
         begin, end = within or old._interval(flat, old_nodes, new_nodes, limits)
         begin, end, middle = old._closed(flat, new_nodes, begin, end)
         start = Scheduled(flat, old.order[:begin] + middle + old.order[end:])
-        better, work = start.reordered(begin, begin + len(middle), limits)
+        better, work = start, Work()
+        if max(start.live[begin : begin + len(middle)], default=-1) == max(start.live, default=0):
+            better, work = start.reordered(begin, begin + len(middle), limits)  # elsewhere it lowers no peak
         better, more = better.lowered(limits, thorough=thorough and better.peak_bytes > self.peak_bytes)
         return better, SchedulingReport(begin, end, len(middle), start.peak_bytes, better.peak_bytes, work + more)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,20 +70,9 @@ def problem(flat: Flat, nodes: Schedule, runs_later: Callable[[NodeId], bool]) -
     """The problem of re-ordering `nodes`, given in a valid order. All other operators run before or after all
     of these: `runs_later` says which."""
     local = {node: i for i, node in enumerate(nodes)}
-    before = [tuple(local[p] for p in flat.before[node] if p in local) for node in nodes]
-    after = [tuple(local[s] for s in flat.after[node] if s in local) for node in nodes]
-    found = Problem(
-        nodes,
-        before,
-        after,
-        [bits(earlier) for earlier in before],
-        [bits(later) for later in after],
-        [flat.extra[node] for node in nodes],
-        [0] * len(nodes),
-        [flat.extra[node] for node in nodes],
-        [],
-        [],
-    )
+    before, after, needs, allows = _neighbours(flat, nodes, local)
+    extra = [flat.extra[node] for node in nodes]
+    found = Problem(nodes, before, after, needs, allows, extra[:], [0] * len(nodes), extra, [], [])
     ends: list[list[tuple[int, int]]] = [[] for _ in nodes]
     for storage in dict.fromkeys(storage for node in nodes for storage in flat.taken[node]):
         maker = local.get(flat.maker[storage], -1)
@@ -107,6 +96,25 @@ def problem(flat: Flat, nodes: Schedule, runs_later: Callable[[NodeId], bool]) -
             ends[node].append((users, nbytes))
     found.ends = [tuple(pairs) for pairs in ends]
     return found
+
+
+def _neighbours(
+    flat: Flat, nodes: Schedule, local: Mapping[NodeId, int]
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]], list[int], list[int]]:
+    """Which of the nodes must run before, and which after each of them; both once more as sets."""
+    before: list[tuple[int, ...]] = []
+    after: list[list[int]] = [[] for _ in nodes]
+    needs, allows = [], [0] * len(nodes)
+    for i, node in enumerate(nodes):
+        earlier = [local[p] for p in flat.before[node] if p in local]
+        before.append(tuple(earlier))
+        bit, needed = 1 << i, 0
+        for place in earlier:
+            after[place].append(i)
+            allows[place] |= bit
+            needed |= 1 << place
+        needs.append(needed)
+    return before, [tuple(later) for later in after], needs, allows
 
 
 def members(nodes: int) -> Iterator[int]:
