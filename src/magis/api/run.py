@@ -17,6 +17,7 @@ from magis.api.plan import Plan, cost_model, ratio
 from magis.api.plan_file import save_plan
 from magis.api.prove import ProofResult
 from magis.api.rivals import check_methods
+from magis.api.units import human_bytes, human_percent
 from magis.api.worker import EAGER, PLAN, Worker, WorkerError
 from magis.backend.resident import MMAP_THRESHOLD_BYTES
 from magis.errors import UsageError
@@ -93,6 +94,23 @@ class RunReport:
     def step_memory_ratio(self) -> float:
         """Peak above what was live before the step, over eager's."""
         return ratio(self.optimized.step_peak_bytes, self.baseline.step_peak_bytes)
+
+
+def missed(plan: Plan, report: RunReport) -> str | None:
+    """Which limit of the plan the measurements exceed, in words; None when they keep to it.
+
+    Only what was predicted from measurements on this machine and ran at the planned batch size is judged."""
+    limit = plan.limit
+    if plan.latency_source != "measured" or report.batch != plan.batch:
+        return None
+    if limit.memory_bytes is not None and report.optimized.peak_bytes > limit.memory_bytes:
+        peak = human_bytes(report.optimized.peak_bytes)
+        return f"{peak} measured, {human_bytes(limit.memory_bytes)} allowed: plan again with a tighter --memory"
+    if limit.max_slowdown is not None and 1 + report.latency_overhead > limit.max_slowdown:
+        slower = human_percent(report.latency_overhead)
+        allowed = f"{limit.max_slowdown:g} times eager's"
+        return f"{slower} time measured, {allowed} allowed: time more --pairs, or plan again with less"
+    return None
 
 
 @dataclass

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from magis.api.plan import Plan
     from magis.api.run import RivalMeasurement, RunReport, SideMeasurement
 
+LIMIT_MISSED = 3
 NOT_PROVEN = 4
 TERMINATED = 128 + signal.SIGTERM
 PAIRS = 9
@@ -48,7 +49,7 @@ def command(
         from magis.api.plan_file import load_plan
 
         plan = load_plan(path)
-        from magis.api.run import run_plan
+        from magis.api.run import missed, run_plan
 
         report = run_plan(plan, steps=steps, pairs=pairs, check=not no_check, progress=progress, beside=beside or ())
     _certify(plan, report, path)
@@ -63,6 +64,10 @@ def command(
             _print_beside(report, rivals)
     if (report.proof is None and not no_check) or (report.proof is not None and not report.proof.ok):
         raise typer.Exit(NOT_PROVEN)
+    exceeded = missed(plan, report)
+    if exceeded is not None:
+        note(f"limit missed when measured: {exceeded}")
+        raise typer.Exit(LIMIT_MISSED)
 
 
 class _Terminated(BaseException):
