@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from magis.api.optimize import OptimizedStep, optimize
     from magis.api.plan import Plan, plan
     from magis.api.plan_file import load_plan, save_plan
     from magis.backend.resident import follow_live
@@ -41,9 +42,11 @@ _ERRORS = (
     "UsageError",
 )
 _HOME = {
+    "OptimizedStep": "magis.api.optimize",
     "Plan": "magis.api.plan",
     "follow_live": "magis.backend.resident",
     "load_plan": "magis.api.plan_file",
+    "optimize": "magis.api.optimize",
     "plan": "magis.api.plan",
     "save_plan": "magis.api.plan_file",
     **dict.fromkeys(_ERRORS, "magis.errors"),
@@ -55,6 +58,7 @@ __all__ = [
     "InvalidGraphError",
     "MagisError",
     "MismatchError",
+    "OptimizedStep",
     "Plan",
     "PlanError",
     "UnsupportedOpError",
@@ -62,6 +66,7 @@ __all__ = [
     "__version__",
     "follow_live",
     "load_plan",
+    "optimize",
     "plan",
     "save_plan",
 ]

@@ -12,7 +12,7 @@ import torch
 from magis.aten.convert import spec_of, torch_dtype
 from magis.capture import private
 from magis.capture.convert import Converter, refuse_twofold_write
-from magis.capture.trace import Trace, trace
+from magis.capture.trace import OutputStructure, Trace, trace
 from magis.capture.update import Update, add_update
 from magis.capture.workload import Workload, batch_tensors
 from magis.errors import CaptureError
@@ -34,7 +34,7 @@ class Captured:
 
     graph: Graph
     constants: Mapping[str, torch.Tensor]
-    output_structure: Any = None
+    output_structure: OutputStructure | None = None
     update: Update | None = None
 
     @property

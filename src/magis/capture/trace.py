@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ class Trace:
     constants: dict[str, torch.Tensor]
     batch_names: list[str]
     output_names: list[str]
-    output_structure: Any
+    output_structure: OutputStructure | None
     originals: dict[tuple[str, str], torch.Tensor]
 
 
@@ -130,6 +131,22 @@ class _Batch:
         return pytree.tree_unflatten(leaves, self._structure)
 
 
+@dataclass(frozen=True)
+class OutputStructure:
+    """What an inference call returns, with places where its tensors go; other leaves as they were when traced."""
+
+    leaves: tuple[Any, ...]
+    places: tuple[int, ...]
+    structure: Any
+
+    def filled(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The returned object with these tensors."""
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.places, tensors):
+            leaves[place] = tensor
+        return pytree.tree_unflatten(leaves, self.structure)
+
+
 class _Step(torch.nn.Module):
     """The step as a module of the batch's tensors; keeps names and structure of what it returns.
 
@@ -142,7 +159,7 @@ class _Step(torch.nn.Module):
         self.model = workload.model
         self._workload, self._batch, self._state, self._lines, self._casts = workload, batch, state, lines, casts
         self.output_names: list[str] = []
-        self.output_structure: Any = None
+        self.output_structure: OutputStructure | None = None
 
     def forward(self, *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
         self._state.rewind()  # tracing runs the forward pass more than once
@@ -157,7 +174,10 @@ class _Step(torch.nn.Module):
         return (*outputs, *(tensor.detach().clone() for tensor in rebound.values()))
 
     def _outputs(self, result: Any) -> list[torch.Tensor]:
-        outputs, self.output_structure, names = flatten_batch(result)
+        outputs, structure, names = flatten_batch(result)
+        places = tuple(i for i, leaf in enumerate(outputs) if isinstance(leaf, torch.Tensor))
+        others = tuple(None if i in places else leaf for i, leaf in enumerate(outputs))
+        self.output_structure = OutputStructure(others, places, structure)
         tensors = [(n, t) for n, t in zip(names, outputs) if isinstance(t, torch.Tensor)]
         if not tensors:
             raise UsageError(f"{self._workload.name}: the call returns no tensor, so there is nothing to compute")
