@@ -62,7 +62,18 @@ def optimize(
     place = next((p.device.type for p in model.parameters()), "cpu")
     if place != "cpu" and device == "cpu":
         raise UsageError(f"the model is on {place}: pass device= with a preset that is like it (`magis devices`)")
+    _refuse_wrappers(model)
     return OptimizedStep(given, wanted, allowed, cost_model(device), strict, progress or _shown())
+
+
+def _refuse_wrappers(model: torch.nn.Module) -> None:
+    """DistributedDataParallel averages gradients around its own forward call, which a captured step does not make."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel) and module.process_group.size() > 1:
+            raise UsageError(
+                "gradients would not be averaged over the processes of DistributedDataParallel: pass its .module, and "
+                "average each gradient in a hook (parameter.register_post_accumulate_grad_hook)"
+            )
 
 
 @dataclass(frozen=True)
