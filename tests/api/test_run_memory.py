@@ -90,14 +90,14 @@ def test_all_processes_and_their_copies_are_counted(planned: Plan) -> None:
     instance = instantiate(planned)
     found = timeline(lower(Program(instance.captured.graph), instance.captured.schedule))
     resident, step = found.resident_bytes, found.peak_bytes - found.resident_bytes
-    process = run.PROCESS_BYTES + 2 * resident + int(1.5 * step)
-    assert run.needed_bytes(instance, check=False, rivals=0) == 2 * process + step
+    process = run.PROCESS_BYTES + 2 * resident
+    assert run.needed_bytes(instance, check=False, rivals=0) == 2 * process + int(1.5 * step) + step
     one, two = (run.needed_bytes(instance, check=False, rivals=number) for number in (1, 2))
-    assert two - one == process
+    assert two - one == process + step
     gradients = planned.baseline.parameter_bytes
-    assert one >= 3 * process + step + 2 * gradients
+    assert one >= 3 * process + int(3.5 * step) + 2 * gradients
     proven = run.needed_bytes(instance, check=True, rivals=0)
-    assert proven >= 2 * process + int(2.5 * step) + 3 * resident + 2 * gradients
+    assert proven >= 2 * process + int(3.5 * step) + 3 * resident + 2 * gradients
 
 
 def test_large_blocks_do_not_stay_with_a_process(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,15 +106,15 @@ def test_large_blocks_do_not_stay_with_a_process(planned: Plan, monkeypatch: pyt
     monkeypatch.setattr(run, "MMAP_THRESHOLD_BYTES", 0)
     step = found.peak_bytes - found.resident_bytes
     process = run.PROCESS_BYTES + 2 * found.resident_bytes
-    assert run.needed_bytes(instance, check=False, rivals=0) == 2 * process + step
+    assert run.needed_bytes(instance, check=False, rivals=0) == 2 * process + 2 * step
 
 
 def test_a_convolution_in_float64_is_laid_out_for_its_kernel() -> None:
     """PyTorch's own float64 convolution: 3 x 3 times the input, and its square."""
     instance = instantiate(plan("monai-unet-toy", device="rtx3090"))
     widest = 4 * 32 * 128 * 128  # examples, channels and pixels of the last block's input
-    process = run.needed_bytes(instance, check=False, rivals=0) / 2
-    assert run.needed_bytes(instance, check=False, rivals=1) > 3 * process + 9 * 16 * widest
+    alone = run.needed_bytes(instance, check=False, rivals=0)
+    assert run.needed_bytes(instance, check=False, rivals=1) > alone + 9 * 16 * widest
 
 
 def _free(monkeypatch: pytest.MonkeyPatch, nbytes: float) -> None:

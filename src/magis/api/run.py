@@ -281,17 +281,18 @@ def _that_fits(plan: Plan, check: bool, rivals: int) -> tuple[Instance, int, tup
 def needed_bytes(instance: Instance, check: bool, rivals: int) -> int:
     """Memory that eager, the plan and `rivals` methods need: processes that live at the same time.
 
-    Each holds its model, optimizer state and batch, a copy to start every step from, and the heap that its steps
-    left. One at a time runs a step, or compares results with eager's: it holds both sides' and adds up squared
-    terms in float64. The proof also copies what the step writes, twice as results and once to start from."""
+    Each holds its model, optimizer state and batch, a copy to start every step from, and the heap that its steps left:
+    with holes for eager, without for the plan, whose heap follows what is live; a rival's is taken to be no larger than
+    eager's without holes. One at a time runs a step, or compares results with eager's: it holds both sides' and adds up
+    squared terms in float64. The proof runs eager beside the plan, copies what the step writes, twice as results and
+    once to start from."""
     graph = instance.captured.graph
-    steps = [timeline(lower(Program(graph), instance.captured.schedule)), timeline(instance.routine())]
-    resident = steps[0].resident_bytes
-    heap = int(HOLES * max(_small_bytes(step) for step in steps))
-    needed = (2 + rivals) * (PROCESS_BYTES + 2 * resident + heap)
-    needed += max(step.peak_bytes for step in steps) - resident
+    eager, planned = timeline(lower(Program(graph), instance.captured.schedule)), timeline(instance.routine())
+    resident, small = eager.resident_bytes, _small_bytes(eager)
+    needed = (2 + rivals) * (PROCESS_BYTES + 2 * resident) + int(HOLES * small) + rivals * small
+    needed += planned.peak_bytes - resident + max(eager.peak_bytes - resident - small, 0)
     if check:
-        needed += heap + 3 * resident
+        needed += eager.peak_bytes + 2 * resident
     if check or rivals:
         needed += 2 * sum(graph.spec(value).nbytes for value in graph.outputs) + _float64_bytes(graph)
     return needed
