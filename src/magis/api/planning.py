@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from magis.api.costs import Costs, Progress, silent
 from magis.api.limits import DEFAULT_BUDGET, NO_LIMITS, Budget, Limits
-from magis.api.units import human_bytes, human_percent
+from magis.api.units import human_percent
 from magis.fission.tree import Program
 from magis.ir.graph import Graph, Schedule
 from magis.lower.launches import launches
@@ -77,8 +77,8 @@ def _watch(progress: Progress, baseline: Estimate) -> Callable[[Found], None]:
         share = best.peak_bytes / baseline.peak_bytes if baseline.peak_bytes else 1.0
         slower = best.latency_s / baseline.latency_s - 1 if baseline.latency_s else 0.0
         progress(
-            f"{found.stop_reason}: best {human_bytes(best.peak_bytes)} ({share:.1%} of eager's peak) at "
-            f"{human_percent(slower)} time, {found.states} states in {found.seconds:.1f} s; Ctrl-C keeps the best"
+            f"{found.stop_reason}: {share:.1%} of eager's peak at {human_percent(slower)} time, "
+            f"{found.states} plans, {found.seconds:.0f} s; Ctrl-C keeps it"
         )
 
     return watch
