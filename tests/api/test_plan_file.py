@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from magis.api.models import resolve
-from magis.api.plan import Certificate, Plan, make_plan
+from magis.api.plan import Certificate, Plan, make_plan, program_hash
 from magis.api.plan_file import (
     check_plan,
     check_writable,
@@ -32,13 +33,21 @@ def plan() -> Plan:
 
 def test_round_trip(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    proven = with_certificate(plan, Certificate(str(torch.__version__), "cpu", 64, 13, 1e-7))
+    proven = with_certificate(plan, Certificate(program_hash(plan), str(torch.__version__), "cpu", 64, 13, 1e-7))
     save_plan(proven, path)
     assert load_plan(path) == proven
     assert [item.name for item in tmp_path.iterdir()] == ["a.json"]
     program, schedule = program_of(proven)
     assert digest(program.graph) == plan.digest
     assert schedule == tuple(program.graph.nodes)
+
+
+def test_an_edited_plan_is_not_proven(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    proof = Certificate(program_hash(plan), str(torch.__version__), "cpu", 64, 13, 1e-7)
+    first, second, *rest = plan.schedule.split()
+    save_plan(replace(plan, certificate=proof, schedule=" ".join([second, first, *rest])), path)
+    assert load_plan(path).certificate is None
 
 
 def test_the_same_plan_twice(plan: Plan) -> None:
@@ -67,7 +76,6 @@ def test_another_model_does_not_fit(plan: Plan) -> None:
 
 
 def test_other_operators_do_not_fit(plan: Plan) -> None:
-    from msgspec.structs import replace
 
     captured = resolve("plain-mlp-toy").capture()
     with pytest.raises(PlanError, match="the operators of plain-mlp-toy are not those that were planned"):
@@ -77,7 +85,6 @@ def test_other_operators_do_not_fit(plan: Plan) -> None:
 
 
 def test_other_results_do_not_fit(plan: Plan) -> None:
-    from msgspec.structs import replace
 
     swapped = plan.program.replace('"loss"', '"gain"')
     with pytest.raises(PlanError, match="hands back other results"):

@@ -15,6 +15,7 @@ from magis.api.limits import limits as check_limits
 from magis.api.models import ModelSource, resolve
 from magis.api.planning import plan_step
 from magis.api.pytorch import torch_version
+from magis.cost.model import short_hash
 from magis.ir.fingerprint import digest
 from magis.ir.graph import INPUT_KINDS, Graph, Value
 from magis.ir.text import print_graph
@@ -96,8 +97,10 @@ class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the plan's numbers were last proven equal to eager's; `max_rel_error` is the largest error over
-    all tensors, each divided by its own scale."""
+    all tensors, each divided by its own scale. `program` is the `program_hash` of what was proven: of an edited plan
+    nothing is known."""
 
+    program: str
     torch: str
     device: str
     batch: int
@@ -228,6 +231,11 @@ def plan(
     sizes = {"batch": batch, "seq": seq, "image": image}
     wanted = check_limits(max_slowdown, memory_limit)
     return make_plan(resolve(model, sizes, seed), device, limits=wanted, budget=check_budget(budget_s, iterations))
+
+
+def program_hash(plan: Plan) -> str:
+    """Identifies a plan's program and its order, to the letter."""
+    return short_hash(f"{plan.program}\n{plan.schedule}")
 
 
 def batch_size(graph: Graph) -> int:

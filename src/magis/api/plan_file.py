@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from magis.api.plan import FORMAT, Certificate, Plan, batch_size
+from magis.api.plan import FORMAT, Certificate, Plan, batch_size, program_hash
 from magis.api.pytorch import check_torch, torch_version
 from magis.errors import InvalidGraphError, PlanError, UsageError
 from magis.fission.tree import Program
@@ -140,9 +140,11 @@ def _decoded(path: Path) -> Plan:
     if version != FORMAT:
         raise PlanError(f"{path} has plan format {version}, this magis reads format {FORMAT}: plan again")
     try:
-        return msgspec.json.decode(content, type=Plan)
+        plan = msgspec.json.decode(content, type=Plan)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(f"{path} is damaged ({error}): plan again") from None
+    proven = plan.certificate is None or plan.certificate.program == program_hash(plan)
+    return plan if proven else with_certificate(plan, None)
 
 
 class _Version(msgspec.Struct):

@@ -97,7 +97,7 @@ def _terminable() -> Iterator[None]:
 
 def _certify(plan: Plan, report: RunReport, path: Path) -> None:
     """Writes what was proven into the plan file; a failed proof takes an earlier certificate away."""
-    from magis.api.plan import Certificate
+    from magis.api.plan import Certificate, program_hash
     from magis.api.plan_file import save_plan, with_certificate
     from magis.api.pytorch import torch_version
 
@@ -106,7 +106,9 @@ def _certify(plan: Plan, report: RunReport, path: Path) -> None:
         return
     certificate = None
     if proof.ok:
-        certificate = Certificate(torch_version(), "cpu", proof.batch, proof.tensors, proof.max_rel_error)
+        certificate = Certificate(
+            program_hash(plan), torch_version(), "cpu", proof.batch, proof.tensors, proof.max_rel_error
+        )
     try:
         save_plan(with_certificate(plan, certificate), path)
     except MagisError as error:
