@@ -31,7 +31,7 @@ EXPLORING = SchedulingLimits(
 """How thoroughly a new state is re-ordered."""
 WHOLE = 5000
 """Up to so many operators the captured step is ordered anew as a whole, else around its worst moments."""
-PATIENCE = 200
+PATIENCE = 100
 """After so many states without a better one the search ends."""
 
 Watch = Callable[["Found"], None]
