@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from magis.errors import MagisError
 from magis.ir.graph import NodeId
 from magis.search.candidates import NEVER, Candidates, Selection, Spans
 
@@ -68,6 +69,8 @@ class _Model:
     def __init__(self, given: Candidates, moments: Sequence[Moment], spans: Spans) -> None:
         self._given = given
         self._solver = solver = _library().Solver.CreateSolver("SCIP")
+        if solver is None:
+            raise MagisError("this OR-Tools is built without SCIP: install the wheel from PyPI (pip install ortools)")
         self._second = 1.0 / (sum(given.latency_s.values()) or 1.0)
         wanted = [s for s in given.storages if given.last_late[s] != NEVER or given.users[s]]
         self._kept = {s: solver.BoolVar(f"kept{s}") for s in wanted}
