@@ -230,3 +230,15 @@ def test_an_inference_call_with_a_long_skip_connection():
     state = start(graph)
     found = search(state, within(state, memory=0.1), 40)
     assert found.best.peak_bytes <= min(s.peak_bytes for s in found.starts)
+
+
+def test_a_limit_out_of_reach_gives_no_more_memory_than_one_within_reach():
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Dropout(0.3))]
+    graph = capture(
+        Workload(torch.nn.Sequential(*layers), lambda m, b: m(b).square().mean(), torch.randn(64, 64))
+    ).graph
+    state = start(graph)
+    reached, missed = (search(state, within(state, memory=share), 60) for share in (0.7, 0.5))
+    assert reached.met and not missed.met
+    assert missed.best.peak_bytes <= reached.best.peak_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from magis.ir.graph import Call, NodeId
 from magis.rules.remat import Rematerialise
@@ -19,6 +20,10 @@ MOMENTS = 24
 """Most moments that one round adds."""
 LEVELS = 3
 """Most turns, one after the other: each starts from the best state of the one before."""
+STEPS = 4
+"""Most peaks that are asked for in the end, each below the best state's by a quarter of what is possible."""
+STEP_ROUNDS = 5
+"""Most rounds for one of them."""
 
 Key = tuple[int, NodeId | None]
 
@@ -29,22 +34,55 @@ def selected(
     latency_s: Callable[[Call], float],
     remaining_s: Callable[[], float | None] = lambda: None,
 ) -> Iterator[MState]:
-    """States that recompute what an exact choice says, for one turn after the other. `remaining_s` is asked how long
-    a choice may take."""
+    """States that recompute what an exact choice says: what is asked for, for one turn after the other; then, as long
+    as it helps, a peak below the best so far. `remaining_s` is asked how long a choice may take.
+
+    Where much runs again, schedules turn out far above what was chosen, and the moments found there rule out good
+    choices as well: small steps start without them."""
+    best = base
+    for state in _turn_by_turn(base, objective, latency_s, remaining_s):
+        yield state
+        best = _better(state, best, objective)
+    seconds = objective.max_latency_s
+    least = base.scheduled.flat.resident_bytes if seconds is not None else objective.max_peak_bytes
+    for _ in range(STEPS):
+        if least is None or best.peak_bytes <= least:
+            return
+        before, peak = best, best.peak_bytes - (best.peak_bytes - least) // 4
+        target = _Target(base, seconds, peak, strict=True)
+        for state in islice(_around(base, target, latency_s, remaining_s), STEP_ROUNDS):
+            yield state
+            best = _better(state, best, objective)
+        if best is before:
+            return
+
+
+def _better(state: MState, best: MState, objective: Objective) -> MState:
+    new, old = (objective.key(each.latency_s, each.peak_bytes) for each in (state, best))
+    return state if new < old else best
+
+
+def _turn_by_turn(
+    base: MState,
+    objective: Objective,
+    latency_s: Callable[[Call], float],
+    remaining_s: Callable[[], float | None],
+) -> Iterator[MState]:
+    seconds, peak = objective.max_latency_s, objective.max_peak_bytes
     for _ in range(LEVELS):
         best = base
-        for state in _around(base, objective, latency_s, remaining_s):
+        target = _Target(base, seconds, peak if seconds is None else None)
+        for state in _around(base, target, latency_s, remaining_s):
             yield state
-            if objective.key(state.latency_s, state.peak_bytes) < objective.key(best.latency_s, best.peak_bytes):
-                best = state
-        if best is base or (objective.max_latency_s is None and objective.met(best.latency_s, best.peak_bytes)):
+            best = _better(state, best, objective)
+        if best is base or (seconds is None and objective.met(best.latency_s, best.peak_bytes)):
             return
         base = best
 
 
 def _around(
     base: MState,
-    objective: Objective,
+    target: _Target,
     latency_s: Callable[[Call], float],
     remaining_s: Callable[[], float | None],
 ) -> Iterator[MState]:
@@ -57,7 +95,6 @@ def _around(
     chosen = given.everything_kept()
     spans = given.spans(chosen)
     moments: dict[Key, Moment] = {(turn, None): Moment(turn)}
-    target = _Target(base, objective)
     for _ in range(ROUNDS):
         solved = target.solve(given, merged(moments), spans, remaining_s())
         if solved is None or solved.selection == chosen:
@@ -75,26 +112,27 @@ def _around(
 
 
 class _Target:
-    """What to ask of the exact choice: least peak within the latency; or least latency within the peak, and when there
-    is no such choice, least peak. Where schedules turn out above a peak that was asked for, less is asked next time."""
+    """What to ask of the exact choice: least peak, or least latency within a peak and, unless `strict`, least peak when
+    there is no such choice; always within `max_latency_s`. Where schedules turn out above a peak that was asked for,
+    less is asked next time."""
 
-    def __init__(self, base: MState, objective: Objective) -> None:
+    def __init__(
+        self, base: MState, max_latency_s: float | None, max_peak_bytes: int | None, strict: bool = False
+    ) -> None:
         self._resident_bytes = base.scheduled.flat.resident_bytes
-        self._seconds: float | None = None
-        self._peak: int | None = None
-        if objective.max_latency_s is not None:
-            self._seconds = max(objective.max_latency_s - base.latency_s, 0.0)
-        elif objective.max_peak_bytes is not None:
-            self._peak = objective.max_peak_bytes - self._resident_bytes
+        self._seconds = None if max_latency_s is None else max(max_latency_s - base.latency_s, 0.0)
+        self._peak = None if max_peak_bytes is None else max_peak_bytes - self._resident_bytes
         self._asked = self._peak
+        self._strict = strict
 
     def solve(
         self, given: Candidates, moments: Sequence[Moment], spans: Spans, time_limit_s: float | None
     ) -> Solved | None:
         """The choice."""
         if self._asked is not None:
-            found = solve(given, moments, spans, None, self._asked, time_limit_s) if self._asked > 0 else None
-            if found is not None:
+            asked = self._asked
+            found = solve(given, moments, spans, self._seconds, asked, time_limit_s) if asked > 0 else None
+            if found is not None or self._strict:
                 return found
             self._asked = self._peak = None
         return solve(given, moments, spans, self._seconds, None, time_limit_s)
