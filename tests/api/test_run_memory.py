@@ -93,7 +93,7 @@ def test_all_processes_and_their_copies_are_counted(planned: Plan) -> None:
     process = run.PROCESS_BYTES + 2 * resident
     assert run.needed_bytes(instance, check=False, rivals=0) == 2 * process + int(1.5 * step) + step
     one, two = (run.needed_bytes(instance, check=False, rivals=number) for number in (1, 2))
-    assert two - one == process + step
+    assert two - one == pytest.approx(process + 1.2 * step, abs=2)
     gradients = planned.baseline.parameter_bytes
     assert one >= 3 * process + int(3.5 * step) + 2 * gradients
     proven = run.needed_bytes(instance, check=True, rivals=0)

@@ -35,6 +35,8 @@ PROCESS_BYTES = 320 << 20
 """What a worker holds before it holds a model: the interpreter, PyTorch and a model library."""
 HOLES = 1.5
 """A heap grows to up to this many times what is live in it: freed blocks leave holes (ADR 5)."""
+RIVALS = 1.2
+"""The heap that a rival's steps leave, as a multiple of the small blocks of eager's step."""
 CGROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 
@@ -282,14 +284,13 @@ def needed_bytes(instance: Instance, check: bool, rivals: int) -> int:
     """Memory that eager, the plan and `rivals` methods need: processes that live at the same time.
 
     Each holds its model, optimizer state and batch, a copy to start every step from, and the heap that its steps left:
-    with holes for eager, without for the plan, whose heap follows what is live; a rival's is taken to be no larger than
-    eager's without holes. One at a time runs a step, or compares results with eager's: it holds both sides' and adds up
-    squared terms in float64. The proof runs eager beside the plan, copies what the step writes, twice as results and
-    once to start from."""
+    with holes for eager, without for the plan, whose heap follows what is live; a rival's is smaller than eager's. One at
+    a time runs a step, or compares results with eager's: it holds both sides' and adds up squared terms in float64. The
+    proof runs eager beside the plan, copies what the step writes, twice as results and once to start from."""
     graph = instance.captured.graph
     eager, planned = timeline(lower(Program(graph), instance.captured.schedule)), timeline(instance.routine())
     resident, small = eager.resident_bytes, _small_bytes(eager)
-    needed = (2 + rivals) * (PROCESS_BYTES + 2 * resident) + int(HOLES * small) + rivals * small
+    needed = (2 + rivals) * (PROCESS_BYTES + 2 * resident) + int(HOLES * small) + int(rivals * RIVALS * small)
     needed += planned.peak_bytes - resident + max(eager.peak_bytes - resident - small, 0)
     if check:
         needed += eager.peak_bytes + 2 * resident
