@@ -285,8 +285,9 @@ def needed_bytes(instance: Instance, check: bool, rivals: int) -> int:
 
     Each holds its model, optimizer state and batch, a copy to start every step from, and the heap that its steps left:
     with holes for eager, without for the plan, whose heap follows what is live; a rival's is smaller than eager's. One
-    at a time runs a step, or compares results with eager's: it holds both sides' and adds up squared terms in float64. The
-    proof runs eager beside the plan, copies what the step writes, twice as results and once to start from."""
+    at a time runs a step, or compares results with eager's: it holds both sides' and adds up squared terms in
+    float64. The proof runs eager beside the plan, copies what the step writes, twice as results and once to start
+    from."""
     graph = instance.captured.graph
     eager, planned = timeline(lower(Program(graph), instance.captured.schedule)), timeline(instance.routine())
     resident, small = eager.resident_bytes, _small_bytes(eager)
