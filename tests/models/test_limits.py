@@ -66,10 +66,9 @@ def test_limits(name):
     assert predicted_peak(found[2]) == measured_peak(found[2], captured.bind(made))
     for wanted, plan in zip(LIMITS, found):
         _as_good_as_by_hand(plan, wanted)
-    memory = [plan.optimized for plan in found[: len(TIGHTER)]]
-    for wide, tight in pairwise(memory):
-        assert tight.peak_bytes <= 1.01 * wide.peak_bytes
-        assert tight.latency_s >= 0.99 * wide.latency_s
+    for wide, tight in pairwise(found[: len(TIGHTER)]):
+        assert tight.optimized.peak_bytes <= 1.01 * wide.optimized.peak_bytes
+        assert not tight.met or tight.optimized.latency_s >= 0.99 * wide.optimized.latency_s
 
 
 def _as_good_as_by_hand(plan: Planned, wanted: Limits) -> None:
