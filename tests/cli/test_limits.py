@@ -69,6 +69,8 @@ def test_the_table_says_how_the_plan_was_found(magis: Magis, deep: str) -> None:
     assert said.code == 0
     for words in ("started from", "recompute each block", "exact choice", "rule", "kept", "iterations used up"):
         assert words in said.out
+    shown = magis("show", "deep-deep.plan.json").out
+    assert "of eager's" in shown and ": met\n" in shown and "# computed again: " in shown
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,26 @@ def heading(plan: Plan) -> str:
         f"predicted: peak {human_bytes(plan.optimized.peak_bytes)} of eager's "
         f"{human_bytes(plan.baseline.peak_bytes)}, latency {human_seconds(plan.optimized.latency_s)} of "
         f"{human_seconds(plan.baseline.latency_s)} ({plan.latency_source})",
+        *_limits(plan),
         _proof(plan),
     ]
     return "".join(f"# {line}\n" for line in lines)
+
+
+def _limits(plan: Plan) -> list[str]:
+    """What was asked for, whether it is met, and what runs again for it."""
+    from magis.api.show import recomputed
+
+    wanted = []
+    if plan.limit.max_slowdown is not None:
+        wanted.append(f"at most {plan.limit.max_slowdown:g} times eager's time")
+    if plan.limit.memory_bytes is not None:
+        wanted.append(f"at most {human_bytes(plan.limit.memory_bytes)}")
+    if not wanted:
+        return []
+    again = [f"{times} {op.split('.')[1]}" for op, times in recomputed(plan).items()]
+    met = "met" if plan.met else "not met"
+    return [f"limits: {' and '.join(wanted)}: {met}", f"computed again: {', '.join(again) or 'nothing'}"]
 
 
 def _proof(plan: Plan) -> str:
