@@ -15,6 +15,7 @@ _UNITS = {"B": 1} | {
     for power, prefix in enumerate("KMGT", start=1)
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
+_MOST_BYTES = 2**63
 _SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]+|%)?")
 _FORMS = "pass bytes, a size such as 8GiB or 500MB, or a share of eager's peak such as 40%"
 
@@ -78,7 +79,10 @@ def _parsed(text: str) -> tuple[int | None, float | None]:
         raise UsageError(f"{text!r} is no memory limit: {_FORMS}")
     if unit == "%":
         return None, float(number) / 100
-    return int(float(number) * _UNITS[unit or "B"]), None
+    nbytes = float(number) * _UNITS[unit or "B"]
+    if nbytes > _MOST_BYTES:
+        raise UsageError(f"{text!r} is more memory than there is: {_FORMS}")
+    return int(nbytes), None
 
 
 def budget(seconds: float | None = BUDGET_S, iterations: int | None = None) -> Budget:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from magis.api.costs import Costs, Progress, silent
@@ -14,7 +13,7 @@ from magis.lower.launches import launches
 from magis.lower.lower import lower
 from magis.schedule.incremental import Scheduled
 from magis.search.objective import Objective
-from magis.search.search import Found, Search
+from magis.search.search import INTERRUPTED, Found, Search, Watch
 from magis.search.state import MState
 from magis.sim.estimate import Estimate
 from magis.sim.simulate import simulate
@@ -58,12 +57,23 @@ def plan_step(
     if limits == NO_LIMITS:
         found = replace(Search(base, objective, costs.latency_s, iterations=0).run(), stop_reason="no limit")
     else:
-        watch = _watch(progress, baseline)
-        found = Search(base, objective, costs.latency_s, budget.seconds, budget.iterations, watch).run()
+        found = _search(base, objective, costs, budget, _watch(progress, baseline))
     best = found.best
     optimized = simulate(lower(best.program, best.schedule), costs.latency_s, costs.workspace_bytes)
     assert optimized.peak_bytes == best.peak_bytes and optimized.latency_s == best.latency_s
     return Planned(best.program, best.schedule, baseline, optimized, found.met, objective.max_peak_bytes, found)
+
+
+def _search(base: MState, objective: Objective, costs: Costs, budget: Budget, watch: Watch) -> Found:
+    """The search; for a limit on memory alone that it misses, in the time that is left also one for the least peak,
+    which knows nothing of the limit: so limits that cannot be met end at the same peak."""
+    found = Search(base, objective, costs.latency_s, budget.seconds, budget.iterations, watch).run()
+    left_s = None if budget.seconds is None else budget.seconds - found.seconds
+    missed = objective.max_latency_s is None and not found.met and found.stop_reason != INTERRUPTED
+    if not missed or (left_s is not None and left_s <= 0):
+        return found
+    least = Search(base, Objective(None, 0), costs.latency_s, left_s, budget.iterations, watch).run()
+    return found.followed_by(least, objective)
 
 
 def _objective(limits: Limits, baseline: Estimate) -> Objective:
@@ -71,7 +81,7 @@ def _objective(limits: Limits, baseline: Estimate) -> Objective:
     return Objective(seconds, limits.peak_bytes(baseline.peak_bytes))
 
 
-def _watch(progress: Progress, baseline: Estimate) -> Callable[[Found], None]:
+def _watch(progress: Progress, baseline: Estimate) -> Watch:
     def watch(found: Found) -> None:
         best = found.best
         share = best.peak_bytes / baseline.peak_bytes if baseline.peak_bytes else 1.0

@@ -82,7 +82,9 @@ def exact_results(workload: Workload, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def _double(leaf: object) -> object:
-    return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        return leaf
+    return leaf.detach().double().requires_grad_(leaf.requires_grad)
 
 
 def result_scales(captured: Captured, workload: Workload, names: Mapping[str, object]) -> dict[str, Scale]:

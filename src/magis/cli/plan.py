@@ -43,8 +43,13 @@ def command(
         ),
     ] = None,
     budget: Annotated[
-        float, typer.Option("--budget", metavar="S", help="Seconds that the search may take; Ctrl-C ends it earlier.")
-    ] = BUDGET_S,
+        float | None,
+        typer.Option(
+            "--budget",
+            metavar="S",
+            help=f"Seconds of search, {BUDGET_S:g} unless --iterations is given; Ctrl-C ends it earlier.",
+        ),
+    ] = None,
     iterations: Annotated[
         int | None,
         typer.Option("--iterations", metavar="N", help="States that the search may try: the same end everywhere."),
@@ -56,7 +61,8 @@ def command(
     from magis.api.limits import limits
     from magis.api.models import resolve
 
-    wanted, allowed = limits(max_slowdown, memory), search_budget(budget, iterations)
+    seconds = BUDGET_S if budget is None and iterations is None else budget
+    wanted, allowed = limits(max_slowdown, memory), search_budget(seconds, iterations)
     source = resolve(model, sizes(batch, seq, image), seed)
     with guarded_stdout(as_json), working(f"loading {model}") as progress:
         from magis.api.plan import make_plan

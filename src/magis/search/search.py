@@ -34,6 +34,8 @@ WHOLE = 5000
 PATIENCE = 100
 """After so many states without a better one the search ends."""
 
+INTERRUPTED = "interrupted"
+"""Why a search ended that Ctrl-C stopped."""
 Watch = Callable[["Found"], None]
 """Told how far the search is; called for every state."""
 
@@ -71,6 +73,26 @@ class Found:
     stop_reason: str
     rules: tuple[RuleReport, ...] = ()
     starts: tuple[StartReport, ...] = ()
+
+    def followed_by(self, other: Found, objective: Objective) -> Found:
+        """The better of this search and one made after it, and what both did."""
+        key, after = (objective.key(found.best.latency_s, found.best.peak_bytes) for found in (self, other))
+        best = other if after < key else self
+        at_s = self.seconds + other.best_at_s if best is other else self.best_at_s
+        rules = tuple(
+            RuleReport(a.name, a.sites + b.sites, a.applied + b.applied, c.kept, a.seconds + b.seconds)
+            for a, b, c in zip(self.rules, other.rules, best.rules)
+        )
+        return Found(
+            best.best,
+            objective.met(best.best.latency_s, best.best.peak_bytes),
+            self.states + other.states,
+            self.seconds + other.seconds,
+            at_s,
+            other.stop_reason,
+            rules,
+            self.starts + tuple(start for start in other.starts if start not in self.starts),
+        )
 
 
 class _Over(Exception):
@@ -120,7 +142,7 @@ class Search:
     def run(self) -> Found:
         """Searches. Ctrl-C ends it early and keeps the best plan."""
         try:
-            self._check()
+            self._check_iterations()
             for name, state in self._beginnings():
                 self._starts.append(StartReport(name, state.peak_bytes, state.latency_s))
                 self._meet(state)
@@ -129,24 +151,24 @@ class Search:
         except _Over as over:
             reason = str(over)
         except KeyboardInterrupt:
-            reason = "interrupted"
+            reason = INTERRUPTED
         return replace(self._found(reason), rules=tuple(self._reports()), starts=tuple(self._starts))
 
     def _beginnings(self) -> Iterator[tuple[str, MState]]:
         """States to start from, by name."""
         yield "eager", self._base
+        for name, site in trivial_sites(self._base.graph):  # quick, and tried however short the time is
+            self._check_iterations()
+            self._doing = name
+            state = self._started_with(self._base, site)
+            if state is not None:
+                yield name, state
         self._check()
         self._doing = "ordering"
         scheduled = self._base.scheduled
         better, _ = scheduled.improved() if len(scheduled.order) <= WHOLE else scheduled.lowered()
         ordered = replace(self._base, scheduled=better)
         yield "order", ordered
-        for name, site in trivial_sites(self._base.graph):
-            self._check()
-            self._doing = name
-            state = self._started_with(self._base, site)
-            if state is not None:
-                yield name, state
         self._check()
         self._doing = "choosing exactly"
         first = ordered if ordered.peak_bytes < self._base.peak_bytes else self._base
@@ -213,12 +235,15 @@ class Search:
 
     def _check(self) -> None:
         """Raises _Over when the search has to end."""
-        if self._iterations is not None and self._states >= self._iterations:
-            raise _Over("iterations used up")
+        self._check_iterations()
         if self._budget_s is not None and self._elapsed_s() >= self._budget_s:
             raise _Over("budget used up")
         if self._doing == "exploring" and self._states - self._best_number >= PATIENCE:
             raise _Over("no better plan in sight")
+
+    def _check_iterations(self) -> None:
+        if self._iterations is not None and self._states >= self._iterations:
+            raise _Over("iterations used up")
 
     def _elapsed_s(self) -> float:
         return time.perf_counter() - self._started
