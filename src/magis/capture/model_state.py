@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -64,14 +64,16 @@ def named_tensors(model: torch.nn.Module) -> dict[tuple[str, str], torch.Tensor]
 class FakeState:
     """Parameters and buffers replaced by fake ones while inside, tied ones by the same one.
 
-    Afterwards they, and whatever else the modules' attributes were, are put back: a forward pass that keeps
-    activations or counts its calls leaves no trace."""
+    Afterwards they, and whatever else the modules' attributes and hooks were, are put back: a forward pass that keeps
+    activations, counts its calls or hooks its own modules at first leaves no trace."""
 
     def __init__(self, model: torch.nn.Module, mode: Any) -> None:
         self._mode = mode
         self._names = {module: name for name, module in model.named_modules()}
         self._tensors = [(store, dict(store)) for m in self._names for store in (m._parameters, m._buffers)]
         self._attributes = [(module, _attributes(module)) for module in self._names]
+        self._hooks = _hooks(self._names)
+        self._hooks_of_call: list[tuple[Any, Any]] = []  # with those that the tracer adds once inside
         self._fakes: dict[int, torch.Tensor] = {}
 
     def __enter__(self) -> FakeState:
@@ -80,12 +82,19 @@ class FakeState:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for store, saved in self._tensors:
+        for store, saved in (*self._tensors, *self._hooks):
             _refill(store, saved)
-        self.rewind()
+        self._put_attributes_back()
 
     def rewind(self) -> None:
-        """Puts all attributes but parameters and buffers back to what they were."""
+        """Puts all attributes but parameters and buffers back to what they were, and hooks to what they were when this
+        was called first."""
+        self._hooks_of_call = self._hooks_of_call or _hooks(self._names)
+        for store, saved in self._hooks_of_call:
+            _refill(store, saved)
+        self._put_attributes_back()
+
+    def _put_attributes_back(self) -> None:
         for module, before in self._attributes:
             _put_back(module, before)
 
@@ -105,6 +114,12 @@ class FakeState:
             for name, (value, _) in before.items()
             if isinstance(value, torch.Tensor) and vars(module).get(name) is not value
         }
+
+
+def _hooks(modules: Iterable[torch.nn.Module]) -> list[tuple[Any, Any]]:
+    """The modules' tables of hooks around calls, each with a copy."""
+    tables = [value for m in modules for name, value in vars(m).items() if name in _OWN and "_hooks" in name]
+    return [(table, copy.copy(table)) for table in tables if isinstance(table, dict)]
 
 
 def _attributes(module: torch.nn.Module) -> dict[str, tuple[Any, Any]]:
