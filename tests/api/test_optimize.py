@@ -2,12 +2,19 @@
 
 import copy
 import pickle
+import warnings
+import weakref
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import magis
 from magis import zoo
+from magis.api.optimize import MOST_PLANS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -16,7 +23,7 @@ pytestmark = [
 
 
 def optimized(model, loss_fn, batch, **limits):
-    return magis.optimize(model, loss_fn, batch, device="rtx3090", iterations=20, budget_s=None, **limits)
+    return magis.optimize(model, loss_fn, batch, device="rtx3090", iterations=5, budget_s=None, **limits)
 
 
 def deep(dropout=0.1):
@@ -70,6 +77,51 @@ def test_gradients_accumulate_and_scale_as_eagers_do() -> None:
         (3 * run(batch)).backward()
     for mine, other in zip(ours.parameters(), theirs.parameters()):
         torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_scaled_gradients_replace_the_others_one_by_one() -> None:
+    step = optimized(deep(), squares, torch.ones(8, 16))
+    loss = step(torch.ones(8, 16))
+    waiting = [weakref.ref(gradient) for gradient in loss.grad_fn.gradients]
+    alive = []
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.mul.Tensor and args[0].dim():
+                alive.append(sum(gradient() is not None for gradient in waiting))
+            return func(*args, **(kwargs or {}))
+
+    with Products():
+        (loss * 2).backward()
+    assert alive == list(range(len(waiting), 0, -1))
+
+
+def test_gradients_go_with_a_loss_that_is_dropped() -> None:
+    loss = optimized(deep(), squares, torch.ones(8, 16))(torch.ones(8, 16))
+    waiting = [weakref.ref(gradient) for gradient in loss.grad_fn.gradients]
+    del loss
+    assert waiting and all(gradient() is None for gradient in waiting)
+
+
+def test_no_two_gradients_in_one_place() -> None:
+    class Sums(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(4))
+            self.c, self.d = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return (self.a.view(4) + self.b + self.c) * x
+
+    model, x = Sums(), torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]])
+    seen = []
+    model.d.register_hook(seen.append)  # of a parameter without a gradient
+    optimized(model, lambda model, x: model(x).sum(), x)(x).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.testing.assert_close(
+        torch.cat([model.a.grad.flatten(), model.b.grad, model.c.grad]).norm(), torch.tensor(1.0)
+    )
+    assert model.d.grad is None and not seen
 
 
 def test_hooks_see_each_gradient_once() -> None:
@@ -131,12 +183,137 @@ def test_slices_of_a_larger_tensor_and_shared_storages() -> None:
     assert len(step._plans) == 1
 
 
-def test_inputs_may_ask_for_their_gradient() -> None:
+def test_a_batch_that_is_written() -> None:
+    def halved(model, x):
+        return squares(model, x.mul_(0.5))
+
+    step = optimized(deep(0.0), halved, torch.ones(8, 16))
+    x = torch.ones(8, 16)
+    step(x)
+    assert torch.equal(x, torch.full((8, 16), 0.5))
+    with pytest.raises(magis.UsageError, match="clone"):
+        step(torch.ones(9, 16)[1:])
+
+
+def test_mappings_of_any_class_are_planned_for_once() -> None:
+    transformers = pytest.importorskip("transformers")
     model = deep(0.0)
-    x, twin = torch.ones(8, 16, requires_grad=True), torch.ones(8, 16, requires_grad=True)
-    optimized(model, squares, x)(x).backward()
-    squares(model, twin).backward()
-    torch.testing.assert_close(x.grad, twin.grad)
+
+    def loss_fn(model, batch):
+        return squares(model, batch["x"])
+
+    step = optimized(model, loss_fn, transformers.BatchEncoding({"x": torch.randn(8, 16)}))
+    for _ in range(2):
+        batch = transformers.BatchEncoding({"x": torch.randn(8, 16)})
+        torch.testing.assert_close(step(batch).detach(), loss_fn(model, batch).detach())
+    assert len(step._plans) == 1
+
+
+def test_what_is_no_tensor_is_part_of_the_plan() -> None:
+    def loss_fn(model, batch):
+        return (model(batch["x"]) * torch.as_tensor(batch["weights"]) * len(batch["name"])).square().mean()
+
+    model, x, weights = deep(0.0), torch.randn(2000, 16), np.ones((2000, 1), np.float32)
+    step = optimized(model, loss_fn, {"x": x, "weights": weights, "name": "a"})
+    others = weights.copy()
+    others[1000] = 30.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step({"x": x.clone(), "weights": weights.copy(), "name": "a"})
+    for batch in ({"x": x, "weights": others, "name": "a"}, {"x": x, "weights": weights, "name": "ab"}):
+        with pytest.warns(UserWarning, match="planning again, because the batch's (weights|name) is another") as found:
+            loss = step(batch)
+        assert found[0].filename == __file__
+        torch.testing.assert_close(loss.detach(), loss_fn(model, batch).detach())
+    model[2].p = 1.0
+    with pytest.warns(UserWarning, match="because 2.p is another"):
+        step(batch)
+    model[0].register_forward_hook(lambda module, args, result: 2 * result)
+    torch.testing.assert_close(step(batch).detach(), loss_fn(model, batch).detach())
+
+
+def test_a_batch_that_the_loss_function_cannot_take_gives_its_error() -> None:
+    step = optimized(deep(), lambda model, batch: squares(model, batch["x"]), {"x": torch.ones(8, 16)})
+    with pytest.raises(KeyError, match="'x'"):
+        step({"y": torch.ones(8, 16)})
+
+
+def test_plans_that_are_kept() -> None:
+    step = optimized(torch.nn.Linear(4, 1), squares, torch.ones(1, 4))
+    for length in range(2, MOST_PLANS + 3):
+        step(torch.ones(length, 4))
+    assert len(step._plans) == MOST_PLANS
+
+
+def test_a_share_of_the_peak_allows_a_larger_batch_the_same_share() -> None:
+    step = optimized(deep(), squares, torch.ones(64, 16), memory_limit=0.9)
+    for length in (256, 1):
+        step(torch.ones(length, 16))
+        assert next(reversed(step._plans.values())).planned.met
+
+
+def test_inputs_may_ask_for_their_gradient() -> None:
+    model, before = deep(0.0), torch.nn.Linear(16, 16)
+    found = []
+    step = optimized(model, squares, torch.ones(8, 16, requires_grad=True))
+    for run in (step, lambda x: squares(model, x)):
+        x = torch.ones(8, 16, requires_grad=True)
+        run(x).backward()
+        run(before(x)).backward()  # computed with gradients
+        found.append([x.grad, before.weight.grad.clone()])
+        before.zero_grad()
+    torch.testing.assert_close(*found)
+
+
+def test_distributed_data_parallel(tmp_path) -> None:
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store")), rank=0, world_size=1
+    )
+    try:
+        inner, twin, reduced = deep(), deep(), []
+        model = DistributedDataParallel(inner)
+
+        def average(state, bucket):
+            reduced.extend(bucket.parameters())
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer() * 2)
+            return future
+
+        model.register_comm_hook(None, average)
+        step = optimized(model, squares, torch.ones(8, 16), memory_limit=0.9)
+        torch.manual_seed(0)
+        step(torch.ones(8, 16)).backward()
+        assert len(reduced) == len(list(inner.parameters())) and model.module is inner
+        with model.no_sync():
+            step(torch.ones(8, 16)).backward()
+        torch.manual_seed(0)
+        (2 * squares(twin, torch.ones(8, 16))).backward()
+        squares(twin, torch.ones(8, 16)).backward()
+        for mine, other in zip(inner.parameters(), twin.parameters()):
+            torch.testing.assert_close(mine.grad, other.grad)
+        with pytest.raises(magis.UsageError, match="whole model"):
+            optimized(torch.nn.Sequential(model), squares, torch.ones(8, 16))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_gradient_scaler_and_scheduler() -> None:
+    ours, theirs = deep(), deep()
+    step = optimized(ours, squares, torch.ones(8, 16), memory_limit=0.9)
+    for model, run in ((ours, step), (theirs, lambda x: squares(theirs, x))):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scheduler, scaler = torch.optim.lr_scheduler.StepLR(optimizer, 1), torch.amp.GradScaler("cpu")
+        torch.manual_seed(0)
+        for _ in range(3):
+            scaler.scale(run(torch.ones(8, 16))).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            optimizer.zero_grad()
+    for mine, other in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(mine, other)
 
 
 def test_inference_returns_what_the_model_returns() -> None:
@@ -169,6 +346,52 @@ def test_without_gradients() -> None:
     loss.backward()
     with pytest.raises(RuntimeError, match="run the step again"):
         loss.backward()
+
+
+def test_planned_and_run_in_inference_mode() -> None:
+    model, x = deep(0.0), torch.ones(8, 16)
+    with torch.inference_mode():
+        step = optimized(model, squares, x)
+        torch.testing.assert_close(step(x), squares(model, x))
+    step(x).backward()
+    assert model[0].weight.grad is not None
+
+
+def test_hooks_that_a_model_puts_on_itself_at_its_first_call() -> None:
+    class Recording(torch.nn.Sequential):
+        def forward(self, x):
+            if not hasattr(self, "installed"):
+                self.installed, self.seen = True, []
+                for module in self:
+                    module.register_forward_hook(lambda module, args, result: self.seen.append(result))
+            self.seen.clear()
+            super().forward(x)
+            return torch.stack(self.seen)
+
+    model = Recording(torch.nn.Linear(16, 16), torch.nn.Linear(16, 16))
+    x = torch.randn(8, 16)
+    step = optimized(model, squares, x)
+    assert not any(module._forward_hooks for module in model)
+    loss = step(x)
+    torch.testing.assert_close(loss.detach(), squares(model, x).detach())
+    assert len(model.seen) == 2
+
+
+def test_a_model_that_cannot_be_captured_stays_as_it_is() -> None:
+    model = deep().append(torch.nn.BatchNorm1d(16))
+    model[0].weight.register_hook(lambda gradient: gradient)
+    hooks, before, x = model[0].weight._backward_hooks, copy.deepcopy(model.state_dict()), torch.randn(8, 16)
+    generator = torch.get_rng_state()
+
+    def branching(model, x):
+        loss = squares(model, torch.nn.functional.dropout(x))
+        return loss if loss.item() > 0 else -loss
+
+    with pytest.raises(magis.CaptureError, match="item"):
+        optimized(model, branching, x)
+    assert torch.equal(generator, torch.get_rng_state()) and model[0].weight._backward_hooks is hooks
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_the_model_stays_as_it_is() -> None:

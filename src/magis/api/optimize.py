@@ -63,13 +63,18 @@ def optimize(
     InfeasibleError when no plan within the limits is known; with `strict=False` that is a warning."""
     check_torch()
     wanted, allowed = check_limits(max_slowdown, memory_limit), check_budget(budget_s, iterations)
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    given = workload((model, loss_fn, batch), type(inner).__name__)
+    given = workload((model, loss_fn, batch), type(_inner(model)).__name__)
     _refuse_wrapped_parts(model)
     place = next((p.device.type for p in model.parameters()), "cpu")
+    if place == "meta":
+        raise UsageError("the model is on the meta device, where it has no weights to train: build it without")
     if place != "cpu" and device == "cpu":
         raise UsageError(f"the model is on {place}: pass device= with a preset that is like it (`magis devices`)")
     return OptimizedStep(given, wanted, allowed, cost_model(device), strict, progress or _shown())
+
+
+def _inner(model: torch.nn.Module) -> torch.nn.Module:
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def _refuse_wrapped_parts(model: torch.nn.Module) -> None:
@@ -80,6 +85,11 @@ def _refuse_wrapped_parts(model: torch.nn.Module) -> None:
             raise UsageError(
                 f"{name or 'the model'}: only a whole model may be wrapped in DistributedDataParallel, without "
                 "mixed_precision; use torch.autocast for that"
+            )
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "device_mesh"):
+            raise UsageError(
+                f"{name} is spread over several devices (fully_shard); only whole parameters can be planned for"
             )
 
 
@@ -92,6 +102,7 @@ class _Ready:
     planned: Planned
     compiled: CompiledStep
     shared: frozenset[int]
+    writes_batch: bool
 
     def run(self, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Executes the program on its inputs, whose list it empties; what autocast would cast is already cast in it."""
@@ -147,6 +158,11 @@ class OptimizedStep:
         Raises what `optimize` raises when the batch has to be planned for."""
         given = replace(self._given, batch=_own_storage(batch))
         ready, model = self._ready(given), given.model
+        if ready.writes_batch and given.batch is not batch:
+            raise UsageError(
+                "the step writes into its batch, of which a tensor is part of a larger one, shares memory with another "
+                "or was computed with gradients: pass it as .detach().clone()"
+            )
         inputs = ready.captured.bind(given)
         if given.loss_fn is None or not torch.is_grad_enabled():
             returned = _inside(model, lambda: ready.run(inputs))
@@ -192,7 +208,7 @@ class OptimizedStep:
         if not planned.met:
             self._miss(planned)
         compiled = compile_routine(lower(planned.program, planned.schedule))
-        return _Ready(captured, planned, compiled, _shared(planned.program.graph))
+        return _Ready(captured, planned, compiled, _shared(planned.program.graph), _writes_batch(graph))
 
     def _capture(self, given: Workload) -> Captured:
         """The step. Of a later batch that the user's code cannot take, its own error tells most."""
@@ -273,6 +289,11 @@ def _shared(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
+def _writes_batch(graph: Graph) -> bool:
+    written = (graph.root(n.inputs[i]) for n in graph.nodes.values() for i in n.written())
+    return any(graph.nodes[root.node].kind == "batch" for root in written)
+
+
 def _leaves(model: torch.nn.Module, batch: Any) -> dict[str, torch.Tensor]:
     """What autograd hands gradients to, by the name of the gradient: parameters, and batch tensors that ask for it."""
     found: dict[str, torch.Tensor] = {}
@@ -328,7 +349,7 @@ def _situation(given: Workload) -> _Situation:
     ]
     constants += [
         (f"{name or given.name}.{key}", value)
-        for name, module in model.named_modules()
+        for name, module in _inner(model).named_modules()
         for key, value in vars(module).items()
         if type(value) in _PLAIN and key != "training"
     ]
