@@ -67,7 +67,8 @@ def test_limits(name):
     for wanted, plan in zip(LIMITS, found):
         _as_good_as_by_hand(plan, wanted)
     for wide, tight in pairwise(found[: len(TIGHTER)]):
-        assert tight.optimized.peak_bytes <= 1.01 * wide.optimized.peak_bytes
+        # two missed limits whose searches were cut short may end some bytes apart
+        assert tight.optimized.peak_bytes <= 1.0001 * wide.optimized.peak_bytes
         assert not tight.met or tight.optimized.latency_s >= 0.99 * wide.optimized.latency_s
 
 
