@@ -48,7 +48,6 @@ class Candidates:
         self.nbytes = flat.nbytes
         self.maker = flat.maker
         known = set(made)
-        self.first_made: dict[int, int] = {}
         self.early_end: dict[int, int] = {}
         self.first_late: dict[int, int] = {}
         self.last_late: dict[int, int] = {}
@@ -56,7 +55,6 @@ class Candidates:
             taken = sorted(position[n] for n in flat.readers[storage])
             early = [p for p in taken if p <= turn]
             late = [p for p in taken if p > turn]
-            self.first_made[storage] = position[flat.maker[storage]]
             self.early_end[storage] = early[-1] if early else position[flat.maker[storage]]
             self.first_late[storage] = late[0] if late else NEVER
             self.last_late[storage] = late[-1] if late else NEVER

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from magis.ir.graph import Call, NodeId
+from magis.rules.base import Site
 from magis.rules.remat import Rematerialise
 from magis.search.candidates import Candidates, Selection, Spans
 from magis.search.objective import Objective
@@ -100,7 +101,7 @@ def _around(
         if solved is None or solved.selection == chosen:
             return
         chosen = solved.selection
-        state = built(base, given, chosen, latency_s)
+        state = built(base, given.site(chosen), latency_s)
         if state is None:
             return
         yield state
@@ -147,9 +148,8 @@ class _Target:
         return peak <= self._peak
 
 
-def built(base: MState, given: Candidates, chosen: Selection, latency_s: Callable[[Call], float]) -> MState | None:
-    """The base with a selection carried out, re-ordered around its worst moments; None when nothing is dropped."""
-    where = given.site(chosen)
+def built(base: MState, where: Site, latency_s: Callable[[Call], float]) -> MState | None:
+    """The base with a recomputation carried out, re-ordered around its worst moments; None when nothing is dropped."""
     change = Rematerialise().apply(base.program, where) if where else None
     if change is None:
         return None

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from magis.ir.graph import Call
-from magis.rules.base import Change, Rule, Site
+from magis.rules.base import Change, Rule
 from magis.rules.registry import rules
-from magis.rules.remat import Rematerialise
 from magis.schedule.arrange import SchedulingLimits
 from magis.schedule.dp import SearchLimits
 from magis.search.objective import SLACK, Objective
-from magis.search.rounds import selected
+from magis.search.rounds import built, selected
 from magis.search.state import MState
 from magis.search.trivial import trivial_sites
 
@@ -160,7 +159,7 @@ class Search:
         for name, site in trivial_sites(self._base.graph):  # quick, and tried however short the time is
             self._check_iterations()
             self._doing = name
-            state = self._started_with(self._base, site)
+            state = built(self._base, site, self._latency_s)
             if state is not None:
                 yield name, state
         self._check()
@@ -175,15 +174,6 @@ class Search:
         for state in selected(first, self._objective, self._latency_s, self._remaining_s):
             yield "exact choice", state
             self._check()
-
-    def _started_with(self, base: MState, site: Site) -> MState | None:
-        """A state that recomputes at a site, re-ordered around its worst moments."""
-        change = Rematerialise().apply(base.program, site)
-        if change is None:
-            return None
-        edited = base.scheduled.edited(change.program.graph, change.old_nodes, change.new_nodes)
-        better, _ = edited.lowered(thorough=False)
-        return base.followed_by((Rematerialise.name, site), change, better, self._latency_s)
 
     def _explore(self) -> None:
         """Algorithm 3's loop."""
