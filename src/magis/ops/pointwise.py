@@ -13,12 +13,20 @@ from magis.ir.args import Symbol
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import input_at, overloads
+from magis.ops.loop import Loop, elementwise
 from magis.ops.rule import Kernel, OpRule, Sample, T, one_launch
 
 FLOAT, INT = T((3, 4)), T((3, 4), DType.I64, 5)
 
 
-class Unary(OpRule):
+class Elementwise(OpRule):
+    """Every dimension of the broadcast result may be split."""
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        return elementwise((spec.shape for spec in call.inputs), (spec and spec.shape for spec in call.outputs))
+
+
+class Unary(Elementwise):
     """Functions of one floating-point tensor whose other arguments all have defaults."""
 
     ops = overloads("""
@@ -54,7 +62,7 @@ class Unary(OpRule):
         yield Sample("aten.tril.default", (FLOAT, -1))
 
 
-class Binary(OpRule):
+class Binary(Elementwise):
     """Functions of two floating-point tensors that broadcast."""
 
     ops = overloads("""
@@ -122,7 +130,7 @@ class Integer(OpRule):
         yield Sample("aten.bitwise_and.Tensor", (T((3, 4), DType.BOOL), T((3, 1), DType.BOOL)))
 
 
-class Gradient(OpRule):
+class Gradient(Elementwise):
     """Elementwise gradients of `(grad, x)`, further arguments as the forward has them."""
 
     ops = overloads("""
@@ -156,7 +164,7 @@ class Gradient(OpRule):
         yield Sample("aten.silu_backward.default", (T((3, 4), DType.BF16), T((3, 4), DType.BF16)))
 
 
-class Several(OpRule):
+class Several(Elementwise):
     """Elementwise functions of three tensors, of a flag tensor, or with other special arguments."""
 
     ops = overloads("""

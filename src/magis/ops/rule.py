@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from magis.ir.args import Arg, Slot, substitute
+from magis.ir.args import Arg, Args, Kwargs, Slot, substitute
 from magis.ir.dtype import DType
 from magis.ir.graph import Call, TensorSpec, contiguous_strides
+from magis.ops.loop import Concat, Loop, part_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,21 @@ class Sample:
     kwargs: tuple[tuple[str, Any], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class WindowPart:
+    """One part of a call that reads a window: run it on the input's positions `reads` of the loop's axis, with
+    `pads` more positions of value `pad_value` before and after them, with these arguments; of its result keep `keep`
+    positions from `skip` on."""
+
+    reads: range
+    pads: tuple[int, int]
+    pad_value: float
+    args: Args
+    kwargs: Kwargs
+    skip: int
+    keep: int
+
+
 class OpRule:
     """Knowledge of a kind of operator. Subclasses list their overloads in `ops` and override what differs.
 
@@ -76,6 +92,7 @@ class OpRule:
     random: ClassVar[bool] = False
     recomputable: ClassVar[bool] = True
     known: ClassVar[bool] = True
+    shape_at: ClassVar[int | None] = None
 
     @property
     def family(self) -> str:
@@ -107,6 +124,29 @@ class OpRule:
     def draws(self, call: Call) -> bool:
         """Whether this call takes numbers from the random generator (PyTorch's own tag is asked as well)."""
         return self.random or not self.known
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        """The axes along which the call may run in parts. None by default, which is always safe: it is run whole."""
+        return ()
+
+    def part(self, call: Call, loop: Loop, length: int) -> tuple[Args, Kwargs]:
+        """The arguments of a part that has `length` of the loop's positions; `loop` is one of `loops(call)`, or its
+        refinement. Operators whose arguments depend on shapes rewrite them here. By default, an argument listed in
+        `shape_at` (its position) is the shape of the first result."""
+        role, result = loop.roles[0], call.outputs[0]
+        if self.shape_at is None or not isinstance(role, Concat) or result is None:
+            return call.args, call.kwargs
+        shape = part_shape(result.shape, role.axis, length)
+        return (*call.args[: self.shape_at], shape, *call.args[self.shape_at + 1 :]), call.kwargs
+
+    def without_bias(self, call: Call, loop: Loop) -> tuple[Call, tuple[int, ...]]:
+        """For a loop with `once`: the call without that input (and without it among `inputs`), and the shape, with as
+        many dimensions as the result, that makes the input broadcast to the result."""
+        raise NotImplementedError(f"{call.op} has no bias")
+
+    def windowed(self, call: Call, loop: Loop, rows: range) -> WindowPart:
+        """For a loop with `window`: how to compute the output positions `rows`."""
+        raise NotImplementedError(f"{call.op} reads no window")
 
     def terms(self, call: Call, output: int) -> int:
         """K: how many terms are summed into one element of an output; 1 when nothing is reduced."""
