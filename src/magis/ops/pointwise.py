@@ -23,7 +23,9 @@ class Elementwise(OpRule):
     """Every dimension of the broadcast result may be split."""
 
     def loops(self, call: Call) -> Iterable[Loop]:
-        return elementwise((spec.shape for spec in call.inputs), (spec and spec.shape for spec in call.outputs))
+        return elementwise(
+            (spec.shape for spec in call.inputs), (None if spec is None else spec.shape for spec in call.outputs)
+        )
 
 
 class Unary(Elementwise):
