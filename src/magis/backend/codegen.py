@@ -191,8 +191,10 @@ class _Generator:
 
     def _piece(self, whole: Register, piece: Piece) -> str:
         """A view of the current part's piece; with `outer` its dimension is two."""
-        start = f"{piece.start} + " if piece.start and self.depth else str(piece.start) if not self.depth else ""
-        start += f"{_part(self.depth)} * {piece.length}" if self.depth else ""
+        moves = self.depth > 0 and piece.advance != 0
+        start = str(piece.start) if piece.start or not moves else ""
+        start += " + " if start and moves else ""
+        start += f"{_part(self.depth)} * {piece.advance}" if moves else ""
         whole_name, dim = self.variable[whole], piece.dim
         if piece.outer == 1:
             return f"{whole_name}.narrow({dim}, {start}, {piece.length})"

@@ -68,6 +68,10 @@ class GraphEdit:
         present = [n for n in sorted(set(users)) if n in self._nodes]
         for reader in [n for n in present if old in self._nodes[n].inputs and not keep(n)]:
             self.redirect(reader, old, new)
+        self.redirect_output(old, new)
+
+    def redirect_output(self, old: Value, new: Value) -> None:
+        """Makes the graph hand back `new` wherever it handed back `old`."""
         self._outputs = tuple(new if value == old else value for value in self._outputs)
 
     def replace_node(self, node: Node) -> None:

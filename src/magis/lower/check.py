@@ -104,7 +104,7 @@ class _Checker:
         else:
             whole, part = self.specs[instruction.target], self.specs[instruction.source]
         inner, rest = divmod(whole.shape[piece.dim], piece.outer)
-        if rest or piece.start < 0 or piece.start + parts * piece.length > inner:
+        if rest or piece.start < 0 or piece.start + (parts - 1) * piece.advance + piece.length > inner:
             yield f"{piece} in {parts} parts does not lie inside shape {whole.shape}"
         expected = (*whole.shape[: piece.dim], piece.outer * piece.length, *whole.shape[piece.dim + 1 :])
         if part.shape != expected:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain
 
-from magis.errors import InvalidGraphError, UsageError
-from magis.fission.tree import Program
+from magis.errors import InvalidGraphError
+from magis.fission.parts import Infer, Scope, no_infer
+from magis.fission.region import boundary, check
+from magis.fission.tree import Fission, Program
 from magis.ir.graph import Call, Graph, Node, NodeId, Schedule, TensorSpec, Value
+from magis.lower.regions import lower_region, units
 from magis.lower.routine import Compute, Free, Instruction, Register, Routine
 
 
-def lower(program: Program, schedule: Schedule) -> Routine:
-    """The routine that runs the program's nodes in the given order (inputs in it are skipped).
+def lower(program: Program, schedule: Schedule, infer: Infer = no_infer) -> Routine:
+    """The routine that runs the program's nodes in the given order (inputs in it are skipped); the nodes of a region
+    follow each other in it. `infer` is asked for the types of resized calls, when regions run in parts.
 
-    Raises UsageError for an enabled region (`parts` > 1), InvalidGraphError("ordered") when a node comes
-    before the producer of what it reads. Writes and draws are ordered by `verify(graph, schedule)`."""
-    if any(fission.enabled for fission in program.ftree):
-        raise UsageError("regions that run in parts cannot be lowered: disable them (parts=1) first")
+    Raises CannotSplitError for a region that may not be split or whose parts cannot run, InvalidGraphError("ordered")
+    when a node comes before the producer of what it reads. Writes and draws are ordered by `verify(graph, schedule)`."""
+    if program.enabled:
+        return _SplitLowering(program, schedule, infer).run()
     return _Lowering(program.graph, schedule).run()
 
 
@@ -102,3 +106,99 @@ class _Lowering:
             for output, register in enumerate(range(self.first[node.id], self.first[node.id] + len(node.outputs)))
             if node.outputs[output] is not None
         }
+
+
+class _SplitLowering:
+    """The same for a program with regions, each a unit that reads what its nodes read from outside."""
+
+    def __init__(self, program: Program, schedule: Schedule, infer: Infer) -> None:
+        self.graph, self.infer = program.graph, infer
+        self.regions = program.enabled
+        for region in self.regions:
+            for fission in region.walk():
+                check(self.graph, fission)
+        nodes = self.graph.nodes
+        self.order = [node for node in schedule if not nodes[node].is_input]
+        self.units = units(self.regions, self.order)
+        self.registers: dict[Value, Register] = {}
+        self.values: dict[Register, Value] = {}
+        self.numbered = 0
+        self.left: Counter[Value] = Counter(self.graph.outputs)
+        for unit in self.units:
+            self.left.update(self._reads(unit))
+        self.kept = {Value(node.id) for node in self.graph.inputs}.union(self.graph.outputs)
+        streams = (nodes[unit].stream for unit in self.units if not isinstance(unit, Fission))
+        self.sharers = Counter(stream for stream in streams if stream is not None)
+        self.drawn: set[int] = set()
+
+    def run(self) -> Routine:
+        graph = self.graph
+        inputs = [Value(node.id) for node in graph.inputs]
+        for value in inputs:
+            self.registers[value] = self._number(value)
+        body: list[Instruction] = []
+        for unit in self.units:
+            body += self._region(unit) if isinstance(unit, Fission) else self._compute(graph.nodes[unit])
+            dead = self._dead(unit)
+            if dead:
+                body.append(Free(tuple(dead)))
+        return Routine(
+            name=graph.name,
+            inputs=tuple(self.registers[value] for value in inputs),
+            input_specs=tuple(map(graph.spec, inputs)),
+            input_roots=tuple(self.registers[graph.root(value)] for value in inputs),
+            body=tuple(body),
+            outputs=tuple(self.registers[value] for value in graph.outputs),
+            output_names=graph.output_names,
+            values=self.values,
+            input_names=tuple(node.name for node in graph.inputs),
+        )
+
+    def _number(self, value: Value | None) -> Register:
+        register = self.numbered
+        self.numbered += 1
+        if value is not None:
+            self.values[register] = value
+        return register
+
+    def _reads(self, unit: NodeId | Fission) -> tuple[Value, ...]:
+        if isinstance(unit, Fission):
+            return boundary(self.graph, unit.region).inputs
+        return self.graph.nodes[unit].inputs
+
+    def _region(self, region: Fission) -> list[Instruction]:
+        order = [node for node in self.order if node in region.region]
+        outside = {value: self._operand(value, order[0]) for value in self._reads(region)}
+        scope = Scope.whole(self.graph, region.region)
+        body, results = lower_region(region, scope, order, outside, self._number, self.infer)
+        self.registers.update(results)
+        return body
+
+    def _operand(self, value: Value, reader: NodeId) -> Register:
+        register = self.registers.get(value)
+        if register is None:
+            raise InvalidGraphError("ordered", f"%{reader} runs before %{value.node}, which it must follow")
+        return register
+
+    def _compute(self, node: Node) -> list[Instruction]:
+        inputs = tuple(self._operand(value, node.id) for value in node.inputs)
+        outputs = [None if spec is None else self._number(Value(node.id, i)) for i, spec in enumerate(node.outputs)]
+        self.registers.update((Value(node.id, i), r) for i, r in enumerate(outputs) if r is not None)
+        draw = (None, False, False) if node.stream is None else self._draw(node.stream)
+        return [Compute(node.id, self.graph.call(node), inputs, tuple(outputs), node.origin, *draw)]
+
+    def _draw(self, stream: int) -> tuple[int, bool, bool]:
+        replay = stream in self.drawn
+        self.drawn.add(stream)
+        return stream, not replay and self.sharers[stream] > 1, replay
+
+    def _dead(self, unit: NodeId | Fission) -> list[Register]:
+        dead = []
+        for value in self._reads(unit):
+            self.left[value] -= 1
+            if not self.left[value] and value not in self.kept:
+                dead.append(self.registers[value])
+        made = boundary(self.graph, unit.region).outputs if isinstance(unit, Fission) else ()
+        if not isinstance(unit, Fission):
+            made = tuple(Value(unit, i) for i, spec in enumerate(self.graph.nodes[unit].outputs) if spec is not None)
+        return dead + [self.registers[v] for v in made if not self.left[v] and v not in self.kept]

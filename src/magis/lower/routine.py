@@ -47,8 +47,9 @@ class Allocate:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Which elements of a whole tensor belong to the current part of the innermost loop around it: along
-    dimension `dim`, elements `start + part * length` to `+ length`, where `part` counts from 0.
+    dimension `dim`, elements `start + part * step` to `+ length`, where `part` counts from 0.
 
+    `step` is how far apart the parts' starts are: `length` unless given (0: every part has the same piece).
     With `outer` > 1, dimension `dim` is seen as `[outer, inner]` and the elements are those of `inner`: the
     piece of T in `[B*T, C]` has `outer` = B. The piece's dimension then has `outer * length` elements.
     """
@@ -57,6 +58,12 @@ class Piece:
     length: int
     start: int = 0
     outer: int = 1
+    step: int | None = None
+
+    @property
+    def advance(self) -> int:
+        """Elements from one part's piece to the next."""
+        return self.length if self.step is None else self.step
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +149,7 @@ def _unrolled(body: tuple[Instruction, ...], part: int) -> Iterator[Instruction]
                 yield from _unrolled(instruction.body, inner)
         elif isinstance(instruction, (Slice, Write)):
             piece = instruction.piece
-            moved = replace(piece, start=piece.start + part * piece.length)
+            moved = replace(piece, start=piece.start + part * piece.advance)
             yield replace(instruction, piece=moved)
         else:
             yield instruction

@@ -47,7 +47,12 @@ class Same:
     """Every part's result is the whole result."""
 
 
-Role: TypeAlias = "Concat | Reduce | Same | None"
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The parts do not give this result: a region in which, or behind which, anybody reads it is refused."""
+
+
+Role: TypeAlias = "Concat | Reduce | Same | Lost | None"
 """None: the result is no tensor."""
 
 

@@ -144,6 +144,11 @@ class OpRule:
         many dimensions as the result, that makes the input broadcast to the result."""
         raise NotImplementedError(f"{call.op} has no bias")
 
+    def adding(self, call: Call) -> tuple[str, Args, Kwargs] | None:
+        """An operator that adds the call's only result to a tensor in place, and its arguments, where
+        `Slot(len(call.inputs))` is that tensor. None when there is none that spares the result."""
+        return None
+
     def windowed(self, call: Call, loop: Loop, rows: range) -> WindowPart:
         """For a loop with `window`: how to compute the output positions `rows`."""
         raise NotImplementedError(f"{call.op} reads no window")

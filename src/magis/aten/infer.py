@@ -1,0 +1,58 @@
+"""What an operator call gives for inputs of other sizes: asked of PyTorch on fake tensors, remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
+from torch.utils import _pytree as pytree
+
+from magis.aten.convert import overload, python_literal, spec_of, torch_dtype
+from magis.errors import PlanError
+from magis.fission.parts import CannotInferError
+from magis.ir.args import substitute
+from magis.ir.graph import Call, TensorSpec
+
+_REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, AssertionError, PlanError, UnsupportedFakeTensorException)
+
+
+@lru_cache(maxsize=1 << 16)
+def infer(call: Call) -> tuple[TensorSpec | None, ...]:
+    """The outputs of a call whose inputs or arguments were resized. `call.outputs` are those of the original: from
+    them come the number of results, which share an input's storage, and devices.
+
+    Raises CannotInferError when PyTorch refuses the call, or gives results of another kind."""
+    try:
+        function: Callable[..., Any] = overload(call.op)
+        with FakeTensorMode(), torch.no_grad():
+            tensors = [_fake(spec) for spec in call.inputs]
+            args = [python_literal(substitute(v, lambda slot: tensors[slot.index])) for v in call.args]
+            kwargs = {k: python_literal(substitute(v, lambda slot: tensors[slot.index])) for k, v in call.kwargs}
+            made = pytree.tree_leaves(function(*args, **kwargs), is_leaf=lambda leaf: leaf is None)
+    except _REFUSALS as error:
+        raise CannotInferError(f"{call.op}: {str(error).splitlines()[0]:.200}") from None
+    if len(made) != len(call.outputs):
+        raise CannotInferError(f"{call.op} gives {len(made)} results where it gave {len(call.outputs)}")
+    return tuple(_typed(tensor, old) for tensor, old in zip(made, call.outputs))
+
+
+def _fake(spec: TensorSpec) -> torch.Tensor:
+    """A fake tensor of that layout, with room before it for its offset."""
+    extent = 1 + sum((length - 1) * stride for length, stride in zip(spec.shape, spec.strides) if length)
+    flat = torch.empty(extent + spec.offset, dtype=torch_dtype(spec.dtype))
+    return flat.as_strided(spec.shape, spec.strides, spec.offset)
+
+
+def _typed(tensor: Any, old: TensorSpec | None) -> TensorSpec | None:
+    if old is None or not isinstance(tensor, torch.Tensor):
+        return None
+    spec = replace(spec_of(tensor, old.alias_of, old.writes), device=old.device)
+    return spec if old.alias_of is not None or spec.storage_bytes == spec.nbytes else _own(spec)
+
+
+def _own(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, storage_bytes=max(spec.nbytes, spec.storage_bytes))

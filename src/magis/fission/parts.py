@@ -1,0 +1,163 @@
+"""One part of a region: every operator's call at the part's size (paper section 4.2; ADR 9).
+
+Types of resized calls come from an `infer` function that is handed in, so that nothing here needs PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from magis.errors import MagisError
+from magis.fission.tree import Fission
+from magis.ir.graph import Call, Graph, Node, NodeId, TensorSpec, Value, contiguous_strides
+from magis.ops.loop import Axis, Concat, Loop, part_shape, shrunk
+from magis.ops.registry import rule_for
+
+Infer: TypeAlias = Callable[[Call], tuple[TensorSpec | None, ...]]
+"""Outputs of a call whose inputs or arguments were resized. Raises CannotInferError."""
+
+
+class CannotInferError(MagisError):
+    """An operator refuses a part's inputs."""
+
+
+class CannotSplitError(MagisError):
+    """A region that may not, or cannot, run in parts; the message names the condition and the node."""
+
+
+def no_infer(call: Call) -> tuple[TensorSpec | None, ...]:
+    """For programs without regions: nothing is resized."""
+    raise CannotInferError(f"{call.op} cannot be resized without PyTorch")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The sizes around a region: every node's call there, and which loops are split around it, to which length."""
+
+    graph: Graph
+    calls: Mapping[NodeId, Call]
+    splits: tuple[tuple[Mapping[NodeId, Loop], int], ...] = ()
+    seen: Mapping[Value, TensorSpec] = field(default_factory=dict)
+
+    @classmethod
+    def whole(cls, graph: Graph, nodes: Iterable[NodeId] | None = None) -> Scope:
+        """The graph as it is; only these nodes if given."""
+        wanted = graph.nodes if nodes is None else nodes
+        return cls(graph, {n: graph.call(graph.nodes[n]) for n in wanted})
+
+    def spec(self, value: Value) -> TensorSpec:
+        """A value's type at these sizes."""
+        if value in self.seen:
+            return self.seen[value]
+        call = self.calls.get(value.node)
+        spec = self.graph.spec(value) if call is None else call.outputs[value.output]
+        assert spec is not None, f"%{value.node}.{value.output} is not a tensor"
+        return spec
+
+    def seeing(self, slices: Mapping[Value, TensorSpec]) -> Scope:
+        """The same, where these values are seen as slices of these types."""
+        return replace(self, seen={**self.seen, **slices})
+
+    def loop(self, node: Node, fission: Fission) -> Loop:
+        """The loop of a region's node, at these sizes."""
+        loop = fission.cuts[node.id].of(self.graph.call(node))
+        for loops, length in self.splits:
+            if node.id in loops:
+                loop = _shrunk_loop(loop, loops[node.id], length)
+        return loop
+
+
+@dataclass
+class Part:
+    """A part of a region with `length` of its positions: the calls of its nodes; their loops, which refer to the
+    sizes around the region; and what it reads of tensors from outside: per tensor and axis, the slice's type, which
+    owns no storage if it is a view."""
+
+    length: int
+    loops: Mapping[NodeId, Loop]
+    calls: dict[NodeId, Call] = field(default_factory=dict)
+    slices: dict[tuple[Value, Axis], TensorSpec] = field(default_factory=dict)
+
+    def inside(self, scope: Scope) -> Scope:
+        """The sizes in this part, for regions inside."""
+        return Scope(scope.graph, {**scope.calls, **self.calls}, (*scope.splits, (self.loops, self.length)), scope.seen)
+
+
+def loops_of(fission: Fission, scope: Scope) -> dict[NodeId, Loop]:
+    """The loop of every node of a region, at the sizes around it. Raises CannotSplitError."""
+    nodes = scope.graph.nodes
+    try:
+        return {node: scope.loop(nodes[node], fission) for node in sorted(fission.region)}
+    except (IndexError, ValueError) as error:
+        raise CannotSplitError(f"a node of the region has no such loop: {error}") from None
+
+
+def part(fission: Fission, scope: Scope, length: int, infer: Infer, loops: Mapping[NodeId, Loop] | None = None) -> Part:
+    """The part of a region that has `length` positions. Slices of outside tensors are views; where operators refuse
+    them, copies. Raises CannotSplitError when an operator cannot run at that size."""
+    found = loops or loops_of(fission, scope)
+    try:
+        return _Builder(fission, scope, length, infer, copying=False).build(found)
+    except CannotInferError:
+        try:
+            return _Builder(fission, scope, length, infer, copying=True).build(found)
+        except CannotInferError as error:
+            raise CannotSplitError(f"a part of {length} cannot run: {error}") from None
+
+
+class _Builder:
+    def __init__(self, fission: Fission, scope: Scope, length: int, infer: Infer, copying: bool) -> None:
+        self.fission, self.scope, self.length, self.infer = fission, scope, length, infer
+        self.copying = copying
+
+    def build(self, loops: Mapping[NodeId, Loop]) -> Part:
+        found = Part(self.length, loops)
+        graph = self.scope.graph
+        for node in graph.nodes_in_order():
+            if node.id in self.fission.region:
+                found.calls[node.id] = self._call(node, loops[node.id], found)
+        return found
+
+    def _call(self, node: Node, loop: Loop, found: Part) -> Call:
+        around = self.scope.calls[node.id]
+        args, kwargs = rule_for(node.op).part(around, loop, self.length)
+        inputs = tuple(self._input(v, axis, found) for v, axis in zip(node.inputs, loop.inputs))
+        call = Call(node.op, args, kwargs, inputs, around.outputs)
+        return replace(call, outputs=self.infer(call))
+
+    def _input(self, value: Value, axis: Axis | None, found: Part) -> TensorSpec:
+        if value.node in found.calls:
+            spec = found.calls[value.node].outputs[value.output]
+            assert spec is not None
+            return spec
+        whole = self.scope.spec(value)
+        if axis is None:
+            return whole
+        key = (value, axis)
+        if key not in found.slices:
+            found.slices[key] = sliced(whole, axis, self.length, self.copying)
+        return found.slices[key]
+
+
+def sliced(whole: TensorSpec, axis: Axis, length: int, copying: bool = False) -> TensorSpec:
+    """The type of the first part's slice: a view, or a copy of its own for a factor that is not the leading one."""
+    shape = part_shape(whole.shape, axis, length)
+    if axis.outer == 1 and not copying:
+        return replace(whole, shape=shape, storage_bytes=0, alias_of=0, writes=False)
+    spec = TensorSpec(shape, contiguous_strides(shape), whole.dtype, 0, device=whole.device)
+    return replace(spec, storage_bytes=spec.nbytes)
+
+
+def _shrunk_loop(loop: Loop, by: Loop, length: int) -> Loop:
+    """The loop in a part of an enclosing loop of the same node."""
+
+    def shrink(axis: Axis | None, other: Axis | None) -> Axis | None:
+        return axis if axis is None or other is None else shrunk(axis, other, length)
+
+    roles = tuple(
+        Concat(shrunk(role.axis, other.axis, length)) if isinstance(role, Concat) and isinstance(other, Concat) else role
+        for role, other in zip(loop.roles, by.roles)
+    )
+    return replace(loop, inputs=tuple(map(shrink, loop.inputs, by.inputs)), roles=roles)
