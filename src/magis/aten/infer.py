@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from magis.aten.convert import overload, python_literal, spec_of, torch_dtype
 from magis.errors import PlanError
 from magis.fission.parts import CannotInferError
-from magis.ir.args import substitute
+from magis.ir.args import Arg, Slot
 from magis.ir.graph import Call, TensorSpec
 
 _REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, AssertionError, PlanError, UnsupportedFakeTensorException)
@@ -30,14 +30,22 @@ def infer(call: Call) -> tuple[TensorSpec | None, ...]:
         function: Callable[..., Any] = overload(call.op)
         with FakeTensorMode(), torch.no_grad():
             tensors = [_fake(spec) for spec in call.inputs]
-            args = [python_literal(substitute(v, lambda slot: tensors[slot.index])) for v in call.args]
-            kwargs = {k: python_literal(substitute(v, lambda slot: tensors[slot.index])) for k, v in call.kwargs}
+            args = [_real(value, tensors) for value in call.args]
+            kwargs = {name: _real(value, tensors) for name, value in call.kwargs}
             made = pytree.tree_leaves(function(*args, **kwargs), is_leaf=lambda leaf: leaf is None)
     except _REFUSALS as error:
         raise CannotInferError(f"{call.op}: {str(error).splitlines()[0]:.200}") from None
     if len(made) != len(call.outputs):
         raise CannotInferError(f"{call.op} gives {len(made)} results where it gave {len(call.outputs)}")
     return tuple(_typed(tensor, old) for tensor, old in zip(made, call.outputs))
+
+
+def _real(value: Arg, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, Slot):
+        return tensors[value.index]
+    if isinstance(value, tuple):
+        return [_real(item, tensors) for item in value]
+    return python_literal(value)
 
 
 def _fake(spec: TensorSpec) -> torch.Tensor:

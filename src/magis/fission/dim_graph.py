@@ -7,14 +7,14 @@ all shapes a tensor is seen in: `[B,T,H*h]` is B, T, H and h.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import gcd, prod
+from math import gcd
 from typing import NamedTuple
 
 from magis.fission.tree import Cut
-from magis.ir.graph import Call, Graph, NodeId, TensorSpec, Value
+from magis.ir.graph import Call, Graph, NodeId, Value
 from magis.ops.loop import Axis, Concat, Loop
 from magis.ops.registry import rule_for
 
@@ -23,7 +23,7 @@ class Vertex(NamedTuple):
     """<v, i>: loop number `index` of those that `DimGraph.loops` has for a node."""
 
     node: NodeId
-    index: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class DimGraph:
 
     def loop(self, vertex: Vertex) -> Refined:
         """The loop of a vertex."""
-        return self.loops[vertex.node][vertex.index]
+        return self.loops[vertex.node][vertex.number]
 
     @cached_property
     def readers(self) -> Mapping[Vertex, Sequence[Vertex]]:

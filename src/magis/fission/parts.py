@@ -157,7 +157,9 @@ def _shrunk_loop(loop: Loop, by: Loop, length: int) -> Loop:
         return axis if axis is None or other is None else shrunk(axis, other, length)
 
     roles = tuple(
-        Concat(shrunk(role.axis, other.axis, length)) if isinstance(role, Concat) and isinstance(other, Concat) else role
+        Concat(shrunk(role.axis, other.axis, length))
+        if isinstance(role, Concat) and isinstance(other, Concat)
+        else role
         for role, other in zip(loop.roles, by.roles)
     )
     return replace(loop, inputs=tuple(map(shrink, loop.inputs, by.inputs)), roles=roles)

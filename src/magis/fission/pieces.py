@@ -24,7 +24,9 @@ class Pieces:
         self.before = predecessors(dims.graph)
         self.order = [node.id for node in dims.graph.nodes_in_order()]
 
-    def of(self, vertices: Iterable[Vertex], within: Iterable[NodeId] | None = None, dimension: str = "") -> list[Fission]:
+    def of(
+        self, vertices: Iterable[Vertex], within: Iterable[NodeId] | None = None, dimension: str = ""
+    ) -> list[Fission]:
         """The convex, connected regions that the vertices of one dimension give, largest first. Nodes outside lie
         between them, never on a path from one to itself.
 

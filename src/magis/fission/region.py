@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from magis.fission.dim_graph import DimGraph, Vertex
 from magis.fission.parts import CannotSplitError
-from magis.fission.tree import Cut, Fission
+from magis.fission.tree import Fission
 from magis.ir.graph import Graph, Node, NodeId, TensorSpec, Value
 from magis.ir.structure import predecessors
 from magis.ops.loop import Axis, Concat, Loop, Lost, Reduce, Same
-from magis.ops.registry import rule_for
 
 
 @dataclass(frozen=True)
@@ -149,5 +147,3 @@ def _reach(edges: Mapping[NodeId, Sequence[NodeId]], region: frozenset[NodeId]) 
                 found.add(other)
                 todo.append(other)
     return found
-
-

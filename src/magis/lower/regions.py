@@ -1,7 +1,7 @@
 """Regions as loops: whole results allocated once, parts one after the other, written or accumulated in place.
 
-    before   h = f(x);  y = g(h)                      (x, y whole; h whole)
-    after    y = allocate();  for each part: h' = f(slice of x);  y[slice] = g(h')
+before   h = f(x);  y = g(h)                      (x, y whole; h whole)
+after    y = allocate();  for each part: h' = f(slice of x);  y[slice] = g(h')
 """
 
 from __future__ import annotations
@@ -48,7 +48,12 @@ class _Frame:
 
 
 def lower_region(
-    fission: Fission, scope: Scope, order: Sequence[NodeId], outside: Mapping[Value, Register], number: Number, infer: Infer
+    fission: Fission,
+    scope: Scope,
+    order: Sequence[NodeId],
+    outside: Mapping[Value, Register],
+    number: Number,
+    infer: Infer,
 ) -> tuple[list[Instruction], dict[Value, Register]]:
     """The instructions of a region whose nodes run in `order`, and the registers of its results. `outside` has the
     registers of what it reads. Raises CannotSplitError."""
@@ -112,7 +117,28 @@ class _Region:
         spec = replace(spec, storage_bytes=spec.nbytes, alias_of=None, writes=False, offset=0)
         register = self.whole[value] = self.number(value)
         self.specs[value] = spec
+        if self.loops[value.node].once is not None:
+            return [Allocate(register, spec), *self._bias(value)]
         return [Allocate(register, spec, fill)]
+
+    def _bias(self, value: Value) -> list[Instruction]:
+        """Starts a sum with the bias, which no part adds then."""
+        node, loop = self.graph.nodes[value.node], self.loops[value.node]
+        assert loop.once is not None
+        source = node.inputs[loop.once]
+        register, given, whole = self.outside[source], self.scope.spec(source), self.specs[value]
+        _, shape = rule_for(node.op).without_bias(self.scope.calls[node.id], loop)
+        body: list[Instruction] = []
+        dead = []
+        for op, target in (("aten.view.default", shape), ("aten.expand.default", whole.shape)):
+            call = Call(op, (Slot(0), target), (), (given,), (replace(given, storage_bytes=0, alias_of=0),))
+            call = replace(call, outputs=self.infer(call))
+            made = self.number(None)
+            body.append(Compute(node.id, call, (register,), (made,), node.origin))
+            dead.append(made)
+            register, given = made, _tensor(call)
+        piece = Piece(0, whole.shape[0], step=0)
+        return [*body, Write(self.whole[value], register, piece), Free(tuple(dead))]
 
     def _finish(self, value: Value) -> tuple[list[Instruction], Register]:
         """What follows the loop: half-precision sums that were kept in float32 are rounded once."""
@@ -213,7 +239,10 @@ class _Body:
         return [Value(unit, i) for i, spec in enumerate(outputs) if spec is not None]
 
     def _node(self, node_id: NodeId, registers: list[Register]) -> list[Instruction]:
-        node, call = self.graph.nodes[node_id], self.part.calls[node_id]
+        node, call, loop = self.graph.nodes[node_id], self.part.calls[node_id], self.region.loops[node_id]
+        if loop.once is not None:
+            call, _ = rule_for(node.op).without_bias(call, loop)
+            registers = [*registers[: loop.once], *registers[loop.once + 1 :]]
         into = self._accumulated(node_id, call, registers)
         if into is not None:
             return [into]
@@ -260,7 +289,9 @@ class _Body:
         assert self.inside is not None
         reads = [value for value, _ in self._reads(fission)]
         if len(set(reads)) < len(reads):
-            raise CannotSplitError(f"a region inside reads one tensor along two dimensions ({self.region.fission.dimension})")
+            raise CannotSplitError(
+                f"a region inside reads one tensor along two dimensions ({self.region.fission.dimension})"
+            )
         order = [n for n in self.region.order if n in fission.region]
         outside = dict(zip(reads, registers))
         scope = self._with_slices(fission)
@@ -274,11 +305,13 @@ class _Body:
     def _with_slices(self, fission: Fission) -> Scope:
         """The sizes in this part, as a region inside sees them: what both read from outside is this part's slice."""
         assert self.inside is not None
-        return self.inside.seeing({
-            value: self.part.slices[value, axis]
-            for value, axis in self._reads(fission)
-            if axis is not None and value.node not in self.region.fission.region
-        })
+        return self.inside.seeing(
+            {
+                value: self.part.slices[value, axis]
+                for value, axis in self._reads(fission)
+                if axis is not None and value.node not in self.region.fission.region
+            }
+        )
 
 
 def units(regions: Sequence[Fission], order: Sequence[NodeId]) -> list[NodeId | Fission]:
@@ -300,3 +333,9 @@ def piece_of(whole: TensorSpec, axis: Axis, length: int, before: int) -> Piece:
     """The current part's elements along an axis, in a loop whose first part starts at position `before`."""
     factor = inner(whole.shape, axis)
     return Piece(axis.dim, length * factor, before * factor, axis.outer)
+
+
+def _tensor(call: Call) -> TensorSpec:
+    spec = call.outputs[0]
+    assert spec is not None
+    return spec
