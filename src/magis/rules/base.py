@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
-from magis.fission.tree import Program
+from magis.fission.tree import Fission, Program
 from magis.ir.edit import GraphEdit
 from magis.ir.graph import Graph, Node, NodeId
 from magis.schedule.incremental import Scheduled
@@ -19,11 +19,13 @@ Latency = Callable[[NodeId], float]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A changed program, and which nodes the change touched (as `GraphEdit` records them): what Algorithm 2 needs."""
+    """A changed program, and which nodes the change touched (as `GraphEdit` records them): what Algorithm 2 needs.
+    `copies` has, for each node that was added as a copy, the node that it repeats."""
 
     program: Program
     old_nodes: frozenset[NodeId]
     new_nodes: frozenset[NodeId]
+    copies: Mapping[NodeId, NodeId] = field(default_factory=dict)
 
 
 class Rule(Protocol):
@@ -38,10 +40,29 @@ class Rule(Protocol):
         """The program with the rule applied there; None when it does not apply."""
 
 
-def changed(program: Program, edit: GraphEdit) -> Change:
-    """The change that an edit made."""
+def changed(program: Program, edit: GraphEdit, copies: Mapping[NodeId, NodeId] | None = None) -> Change:
+    """The change that an edit made. Copies lie in the regions of the nodes that they repeat."""
     graph = edit.finish()
-    return Change(Program(graph, program.ftree), frozenset(edit.old_nodes), frozenset(edit.new_nodes))
+    left = {copy: original for copy, original in (copies or {}).items() if copy in graph.nodes}
+    ftree = tuple(_kept(fission, graph, left) for fission in program.ftree)
+    return Change(Program(graph, ftree), frozenset(edit.old_nodes), frozenset(edit.new_nodes), left)
+
+
+def _kept(fission: Fission, graph: Graph, copies: Mapping[NodeId, NodeId]) -> Fission:
+    """A region with the copies of its nodes and without nodes that are gone."""
+    if not copies and fission.region <= graph.nodes.keys():
+        return fission
+    cuts = {node: cut for node, cut in fission.cuts.items() if node in graph.nodes}
+    cuts |= {copy: fission.cuts[original] for copy, original in copies.items() if original in fission.cuts}
+    children = tuple(_kept(child, graph, copies) for child in fission.children)
+    return replace(fission, region=frozenset(cuts), cuts=cuts, children=children)
+
+
+def same_home(program: Program, nodes: Iterable[NodeId]) -> bool:
+    """Whether some nodes lie in the same regions that run in parts: no rule matches across a region's border."""
+    regions = [fission.region for root in program.enabled for fission in root.walk()]
+    wanted = list(nodes)
+    return all(len({node in region for node in wanted}) <= 1 for region in regions)
 
 
 def remove_unread(edit: GraphEdit, program: Program, candidates: set[NodeId]) -> None:

@@ -15,7 +15,7 @@ from magis.fission.tree import Program
 from magis.ir.edit import GraphEdit
 from magis.ir.graph import Graph, Node, NodeId, Value
 from magis.ops.registry import rule_for
-from magis.rules.base import Change, Latency, Site, changed, remove_unread
+from magis.rules.base import Change, Latency, Site, changed, remove_unread, same_home
 from magis.schedule.flat import RESIDENT
 from magis.schedule.incremental import Scheduled
 
@@ -56,6 +56,8 @@ class Rematerialise:
         originals = {node.id for node in segment}
         if any(node.id in originals or node.is_input for node in readers):
             return None
+        if not same_home(program, [node.id for node in (*segment, *readers)]):
+            return None
         edit = GraphEdit(graph)
         copies: dict[NodeId, NodeId] = {}
         for node in (node for node in graph.nodes_in_order() if node.id in originals):
@@ -66,7 +68,7 @@ class Rematerialise:
         if not all(edit.node(node.id) != node for node in readers):
             return None
         remove_unread(edit, program, originals | set(copies.values()))
-        return changed(program, edit)
+        return changed(program, edit, {copy: original for original, copy in copies.items()})
 
 
 def _known(graph: Graph, ids: Iterable[int]) -> list[Node]:

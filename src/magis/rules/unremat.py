@@ -14,7 +14,7 @@ from typing import ClassVar
 from magis.fission.tree import Program
 from magis.ir.edit import GraphEdit
 from magis.ir.graph import Graph, Node, NodeId, Value
-from magis.rules.base import Change, Latency, Site, changed, remove_unread
+from magis.rules.base import Change, Latency, Site, changed, remove_unread, same_home
 from magis.schedule.incremental import Scheduled
 
 
@@ -46,7 +46,7 @@ class Unrematerialise:
             return None
         if graph.nodes[copy].is_input or not _equal(graph, kept, copy):
             return None
-        if _handed_back(graph, kept, copy):
+        if _handed_back(graph, kept, copy) or not same_home(program, (kept, copy)):
             return None
         edit = GraphEdit(graph)
         for output, spec in enumerate(graph.nodes[copy].outputs):
