@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -28,7 +30,7 @@ def infer(call: Call) -> tuple[TensorSpec | None, ...]:
     Raises CannotInferError when PyTorch refuses the call, or gives results of another kind."""
     try:
         function: Callable[..., Any] = overload(call.op)
-        with FakeTensorMode(), torch.no_grad():
+        with _quiet(), FakeTensorMode(), torch.no_grad():
             tensors = [_fake(spec) for spec in call.inputs]
             args = [_real(value, tensors) for value in call.args]
             kwargs = {name: _real(value, tensors) for name, value in call.kwargs}
@@ -38,6 +40,17 @@ def infer(call: Call) -> tuple[TensorSpec | None, ...]:
     if len(made) != len(call.outputs):
         raise CannotInferError(f"{call.op} gives {len(made)} results where it gave {len(call.outputs)}")
     return tuple(_typed(tensor, old) for tensor, old in zip(made, call.outputs))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch logs a traceback for what it refuses; here a refusal is an answer."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _real(value: Arg, tensors: list[torch.Tensor]) -> Any:
