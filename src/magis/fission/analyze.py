@@ -18,7 +18,6 @@ from magis.fission.pieces import Pieces
 from magis.fission.region import boundary
 from magis.fission.tree import Fission
 from magis.ir.graph import Graph, NodeId, Value
-from magis.ops.loop import Concat
 
 MAX_LEVELS = 4
 """L: how many bands of scores candidates are taken from."""

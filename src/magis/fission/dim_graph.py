@@ -82,6 +82,14 @@ class DimGraph:
         rule of the published implementation, which keeps query rows and key columns apart)."""
         return _Strict(self).components()
 
+    def strict_component(self, vertex: Vertex) -> tuple[Vertex, ...]:
+        """The strict component of a vertex; empty when there is no such vertex."""
+        return self._strict_of.get(vertex, ())
+
+    @cached_property
+    def _strict_of(self) -> Mapping[Vertex, tuple[Vertex, ...]]:
+        return {vertex: component for component in self.strict_components for vertex in component}
+
 
 def _find(parent: dict[Vertex, Vertex], vertex: Vertex) -> Vertex:
     root = vertex
@@ -153,8 +161,11 @@ class _Strict:
 
 
 def dim_graph(graph: Graph) -> DimGraph:
-    """The D-Graph of a graph. Window loops (halos) are left out: see `magis.fission.halo`."""
-    return _Build(graph).dim_graph()
+    """The D-Graph of a graph, made once for each. Window loops (halos) are left out."""
+    found = graph.__dict__.get("_dim_graph")
+    if not isinstance(found, DimGraph):
+        found = graph.__dict__["_dim_graph"] = _Build(graph).dim_graph()
+    return found
 
 
 @dataclass

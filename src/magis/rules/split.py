@@ -1,0 +1,125 @@
+"""F-Trans as rules: run a region in parts, in another number of parts, or whole again (paper sections 4.2, 5.2).
+
+    before   h = f(x);  y = g(h)
+    after    for each part: y[part] = g(f(x[part]))
+
+Trades time (smaller operators, written and summed pieces) for the bytes of all that stays inside the region.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
+from magis.fission.carve import carve
+from magis.fission.dim_graph import DimGraph, Vertex, dim_graph
+from magis.fission.parts import CannotSplitError
+from magis.fission.region import check
+from magis.fission.tree import Cut, Fission, Program
+from magis.ir.edit import GraphEdit
+from magis.ir.graph import Graph, NodeId
+from magis.rules.base import Change, Latency, Site
+from magis.schedule.incremental import Scheduled
+
+
+def split_site(fission: Fission, dims: DimGraph) -> Site:
+    """The site that makes a region of these nodes and loops: parts, a node and the number of its loop in the D-Graph
+    (whose component has the other nodes' loops), and all nodes."""
+    for node in sorted(fission.region):
+        for number, refined in enumerate(dims.loops[node]):
+            if refined.cut == fission.cuts[node]:
+                return (fission.parts, node, number, *sorted(fission.region))
+    raise CannotSplitError("none of the region's loops is in the D-Graph")
+
+
+class Split:
+    """Site: see `split_site`."""
+
+    name: ClassVar[str] = "split"
+
+    def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
+        """None: the moves of the F-Tree propose them."""
+        return iter(())
+
+    def apply(self, program: Program, site: Site) -> Change | None:
+        """Makes the region, inside the smallest region that contains it. None when it may not be split."""
+        try:
+            return split(program, fission_at(program.graph, site))
+        except CannotSplitError:
+            return None
+
+
+def fission_at(graph: Graph, site: Site, dimension: str = "", wide: bool = True) -> Fission:
+    """The region of a site. Raises CannotSplitError when the graph has none there."""
+    parts, seed, number, *nodes = site
+    dims = dim_graph(graph)
+    vertex = Vertex(NodeId(seed), number)
+    component = dims.strict_component(vertex)
+    cuts: dict[NodeId, Cut] = {}
+    wanted = {NodeId(n) for n in nodes}
+    for each in component:
+        if each.node in wanted and not graph.nodes[each.node].is_input:
+            cuts[each.node] = dims.loop(each).cut
+    if cuts.keys() != wanted or not cuts:
+        raise CannotSplitError("not independent: not all of these nodes have a loop along that dimension")
+    length = next(iter(cuts.values())).length
+    return Fission(frozenset(wanted), cuts, length, parts, dimension=dimension, wide=wide)
+
+
+def split(program: Program, fission: Fission) -> Change:
+    """The program with a region more. Raises CannotSplitError naming the condition that does not hold."""
+    edit = GraphEdit(program.graph)
+    carved = carve(edit, program.graph, fission)
+    if not carved.region:
+        raise CannotSplitError("the region is nothing but views")
+    graph = edit.finish()
+    check(graph, carved)
+    ftree = inserted(program.ftree, carved)
+    return Change(Program(graph, ftree), frozenset(edit.old_nodes), frozenset(edit.new_nodes))
+
+
+def inserted(forest: tuple[Fission, ...], new: Fission) -> tuple[Fission, ...]:
+    """The forest with a region more. Raises CannotSplitError when it overlaps another without containment."""
+    for i, fission in enumerate(forest):
+        if new.region <= fission.region and new.region != fission.region:
+            child = replace(fission, children=inserted(fission.children, new))
+            return (*forest[:i], child, *forest[i + 1 :])
+        overlap = new.region & fission.region
+        if overlap and not fission.region < new.region and fission.parts > 1:
+            raise CannotSplitError(f"overlaps a region that runs in parts already (%{min(overlap)} is in both)")
+    inside = tuple(f for f in forest if f.region < new.region)
+    outside = tuple(f for f in forest if not f.region <= new.region)
+    return (*outside, replace(new, children=(*new.children, *inside)))
+
+
+class Parts:
+    """Site: the least node of a region, how many nodes it has, and in how many parts it is to run; 1: whole."""
+
+    name: ClassVar[str] = "parts"
+
+    def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
+        """None: the moves of the F-Tree propose them."""
+        return iter(())
+
+    def apply(self, program: Program, site: Site) -> Change | None:
+        """Changes the number of parts. None when there is no such region."""
+        if len(site) != 3:
+            return None
+        forest, found = _resized(program.ftree, *site)
+        return Change(Program(program.graph, forest), frozenset(), frozenset()) if found else None
+
+
+def _resized(forest: tuple[Fission, ...], least: int, size: int, parts: int) -> tuple[tuple[Fission, ...], bool]:
+    changed: list[Fission] = []
+    found = False
+    for fission in forest:
+        children, inside = _resized(fission.children, least, size, parts)
+        found |= inside
+        this = not inside and min(fission.region) == least and len(fission.region) == size
+        found |= this
+        if this and parts == 1:
+            changed += children
+        else:
+            changed.append(replace(fission, children=children, parts=parts if this else fission.parts))
+    return tuple(changed), found
