@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -94,7 +95,7 @@ class Splitter:
             key = min(region.region)
             if set(given.get(key, ())) != region.region:
                 check_tree(graph, region)
-                given[key] = grouped(region, sorted(region.region, key=rank.__getitem__))
+                given[key] = grouped(graph, region, sorted(region.region, key=rank.__getitem__))
             costs[key] = self._cost(region, Scope.whole(graph, region.region), given[key])
             regions.append((region, costs[key]))
         kept = {key: given[key] for key in costs}
@@ -164,19 +165,40 @@ def check_tree(graph: Graph, fission: Fission) -> None:
         check(graph, each)
 
 
-def grouped(region: Fission, order: Sequence[NodeId]) -> Schedule:
-    """An order of a region's nodes in which those of each region inside follow each other, where all that they need
-    has run: the region's own nodes in the given order as far as that allows."""
-    child_of = {node: child for child in region.children for node in child.region}
-    found: list[NodeId] = []
-    done: set[int] = set()
+def grouped(graph: Graph, region: Fission, order: Sequence[NodeId]) -> Schedule:
+    """A valid order of a region's nodes, as near to the given one as it can be, in which those of each region inside
+    follow each other."""
+    unit_of = {node: min(child.region) for child in region.children for node in child.region}
+    rank = {node: i for i, node in enumerate(order)}
+    members: dict[NodeId, list[NodeId]] = {}
     for node in order:
-        child = child_of.get(node)
-        if child is None:
-            found.append(node)
-        elif id(child) not in done:
-            done.add(id(child))
-            found += [n for n in order if child_of.get(n) is child]
+        members.setdefault(unit_of.get(node, node), []).append(node)
+    before: dict[NodeId, set[NodeId]] = {
+        unit: {
+            unit_of.get(value.node, value.node)
+            for node in nodes
+            for value in graph.nodes[node].inputs
+            if value.node in region.region
+        }
+        - {unit}
+        for unit, nodes in members.items()
+    }
+    after: dict[NodeId, list[NodeId]] = {unit: [] for unit in members}
+    for unit, earlier in before.items():
+        for other in earlier:
+            after[other].append(unit)
+    missing = {unit: len(earlier) for unit, earlier in before.items()}
+    ready = [(rank[nodes[0]], unit) for unit, nodes in members.items() if not missing[unit]]
+    heapq.heapify(ready)
+    inside = {min(child.region): child for child in region.children}
+    found: list[NodeId] = []
+    while ready:
+        _, unit = heapq.heappop(ready)
+        found += grouped(graph, inside[unit], members[unit]) if unit in inside else [unit]
+        for other in after[unit]:
+            missing[other] -= 1
+            if not missing[other]:
+                heapq.heappush(ready, (rank[members[other][0]], other))
     return tuple(found)
 
 

@@ -1,0 +1,252 @@
+"""Which regions to run in parts, and in how many: best-first over the moves of the F-Tree (paper sections 4.3, 5.2, 6.2).
+
+It starts from every number of parts of the largest regions ("whole step in k parts"). Of each state the bodies are then
+planned as graphs of their own: what to keep and what to compute again inside a part is chosen exactly (ADR 9).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from magis.fission.analyze import Analyzer, hot_bytes, nested
+from magis.fission.dim_graph import dim_graph
+from magis.fission.moves import Forest, coarser, disable, enable, finer, lift
+from magis.fission.parts import CannotSplitError
+from magis.fission.tree import Fission, Program, sections
+from magis.ir.graph import Graph, NodeId, Value
+from magis.lower.lower import lower
+from magis.rules.loosen import Loosen, loose_ends
+from magis.rules.split import Parts, Split, split, split_site
+from magis.search.objective import SLACK, Objective
+from magis.search.rounds import selected
+from magis.search.splitting import SplitState, Splitter
+from magis.search.state import MState, Step
+from magis.sim.timeline import timeline
+
+LADDER = 24
+"""Most numbers of parts that a whole step is tried in."""
+REFINED = 6
+"""Of how many starts the bodies are planned."""
+BEYOND = 1.25
+"""By how much a start may exceed the latency allowed before larger numbers of parts are not tried any more."""
+
+Named: TypeAlias = tuple[str, SplitState]
+Remaining: TypeAlias = Callable[[], float | None]
+
+
+@dataclass(order=True)
+class _Entry:
+    key: tuple[float, float, float]
+    number: int
+    plain: SplitState = field(compare=False)
+
+
+class FissionSearch:
+    """States with regions, of a captured step. `splitter` makes and prices them."""
+
+    def __init__(self, base: MState, objective: Objective, splitter: Splitter, remaining_s: Remaining) -> None:
+        self.objective, self.splitter, self.remaining_s = objective, splitter, remaining_s
+        self.base = base
+        self.queue: list[_Entry] = []
+        self.seen: set[object] = set()
+        self.best: tuple[float, float, float] = self.key(base)
+        self.numbered = 0
+
+    def key(self, state: MState | SplitState, slack: float = 1.0) -> tuple[float, float, float]:
+        """Smaller is better."""
+        return self.objective.key(state.latency_s, state.peak_bytes, slack)
+
+    def states(self) -> Iterator[Named]:
+        """States, each better or at least as promising as those before; it ends when no move leads on."""
+        starts: list[tuple[str, SplitState]] = []
+        for name, state in self._starts():
+            yield name, state
+            starts.append((name, state))
+        starts.sort(key=lambda named: self.key(named[1]))
+        for name, state in starts[:REFINED]:
+            for refined in self._refined(state):
+                yield f"{name}, planned inside", refined
+        while self.queue:
+            entry = heapq.heappop(self.queue)
+            for name, state in self._moved(entry.plain):
+                yield name, state
+                if self.key(state)[0] <= SLACK * self.best[0]:
+                    for refined in self._refined(state):
+                        yield f"{name}, planned inside", refined
+
+    def _starts(self) -> Iterator[Named]:
+        program, history = self._loosened()
+        forest = self.candidates(program, self.base.scheduled.flat.graph if not history else None)
+        for root in forest:
+            for parts in ladder(root.length):
+                state = self._split(program, history, replace(root, parts=parts, children=()))
+                if state is None:
+                    break
+                yield f"{root.dimension or 'region'} of {len(root.region)} operators in {parts} parts", state
+                limit = self.objective.max_latency_s
+                if limit is not None and state.latency_s > BEYOND * limit:
+                    break
+
+    def _loosened(self) -> tuple[Program, tuple[Step, ...]]:
+        program = Program(self.base.graph)
+        site = loose_ends(program.graph)
+        change = Loosen().apply(program, site) if site else None
+        if change is None:
+            return program, ()
+        return change.program, ((Loosen.name, site),)
+
+    def candidates(self, program: Program, _: Graph | None = None) -> Forest:
+        """The forest of candidates for the schedule at hand of a program without regions."""
+        state = self.splitter.state(program)
+        return nested(self._analyzed(state))
+
+    def _analyzed(self, state: SplitState) -> list[Fission]:
+        """Algorithm 1 with the hot-spots of a state."""
+        graph = state.program.graph
+        routine = lower(state.program, state.schedule, self.splitter.prices.infer)
+        found = timeline(routine, self.splitter.prices.call_workspace_bytes).hotspots
+        return Analyzer(dim_graph(graph), hot_bytes(graph, found)).candidates()
+
+    def _split(self, program: Program, history: tuple[Step, ...], fission: Fission) -> SplitState | None:
+        """The state with a region more; None when that is not possible."""
+        try:
+            site = split_site(fission, dim_graph(program.graph))
+            change = split(program, fission)
+            return self._met(self.splitter.state(change.program, (*history, (Split.name, site))))
+        except CannotSplitError:
+            return None
+
+    def _met(self, state: SplitState) -> SplitState:
+        """Remembers a state that is near the best, to move on from it."""
+        key = self.key(state)
+        self.best = min(self.best, key)
+        if key < tuple(SLACK * k for k in self.best):
+            self.numbered += 1
+            heapq.heappush(self.queue, _Entry(key, self.numbered, state))
+        return state
+
+    def _refined(self, state: SplitState) -> Iterator[SplitState]:
+        """The state with the bodies of its regions planned, then with what is around them planned."""
+        for region in state.program.enabled:
+            current = next((r for r in state.program.enabled if r.region & region.region), None)
+            if current is None:
+                continue
+            better = self._with_planned_body(state, current)
+            if better is not None:
+                state = better
+                self.best = min(self.best, self.key(state))
+                yield state
+
+    def _with_planned_body(self, state: SplitState, region: Fission) -> SplitState | None:
+        """The best that planning a region's body gives; None if nothing is better than the state."""
+        body = self.splitter.body(state, region)
+        share = 1.0
+        for _ in range(3):
+            objective = self._inside(state, region, body, share)
+            if objective is None:
+                return None
+            best = body
+            for found in selected(body, objective, self.splitter.prices.latency_s, self.remaining_s):
+                if objective.key(found.latency_s, found.peak_bytes) < objective.key(best.latency_s, best.peak_bytes):
+                    best = found
+            if best is body:
+                return None
+            try:
+                made = self.splitter.with_body(state, region, body, best)
+            except CannotSplitError:
+                return None
+            if self.key(made) < self.key(state):
+                return made
+            share *= 0.9  # parts of other sizes cost more than the largest suggests
+        return None
+
+    def _inside(self, state: SplitState, region: Fission, body: MState, share: float) -> Objective | None:
+        """What to ask of a body: least peak within the time that is left, or least time within the bytes that are."""
+        size = sections(region.length, min(region.parts, region.length))[0][1]
+        parts = region.length / size
+        seconds, peak = self.objective.max_latency_s, self.objective.max_peak_bytes
+        if seconds is not None:
+            left = seconds - state.latency_s
+            return None if left <= 0 else Objective(body.latency_s + share * left / parts)
+        assert peak is not None
+        excess = state.peak_bytes - peak
+        return None if excess <= 0 else Objective(None, max(body.peak_bytes - excess, 0))
+
+    def _moved(self, plain: SplitState) -> Iterator[Named]:
+        """All states that one move leads to."""
+        yield from self._resized(plain)
+        yield from self._nested(plain)
+
+    def _resized(self, plain: SplitState) -> Iterator[Named]:
+        for name, move in (("more parts", finer), ("fewer parts", coarser), ("disable", disable)):
+            for forest in move(plain.program.ftree):
+                step = _resizing(plain.program.ftree, forest)
+                change = None if step is None else Parts().apply(plain.program, step)
+                if change is None or step is None or not change.program.enabled:
+                    continue
+                state = self._state(change.program, (*plain.history, (Parts.name, step)))
+                if state is not None:
+                    yield name, state
+
+    def _nested(self, plain: SplitState) -> Iterator[Named]:
+        """Enables candidates for the hot-spots of the state: inside its regions along other dimensions, or beside
+        them; and lifts: the candidate that contains a region, in its place."""
+        for candidate in self._analyzed(plain):
+            for parts in ladder(candidate.length)[:3]:
+                fission = replace(candidate, parts=parts)
+                if self._is_new(plain.program.ftree, fission):
+                    state = self._split(plain.program, plain.history, fission)
+                    if state is not None:
+                        yield "enable", state
+
+    def _state(self, program: Program, history: tuple[Step, ...]) -> SplitState | None:
+        key = _essence(program.ftree)
+        if key in self.seen:
+            return None
+        self.seen.add(key)
+        try:
+            return self._met(self.splitter.state(program, history))
+        except CannotSplitError:
+            return None
+
+    def _is_new(self, forest: Forest, fission: Fission) -> bool:
+        key = (_essence(forest), fission.region, tuple(fission.cuts.items()), fission.parts)
+        if key in self.seen:
+            return False
+        self.seen.add(key)
+        return True
+
+
+def ladder(length: int) -> list[int]:
+    """Numbers of parts worth trying: one for each size of the largest part, few for long dimensions."""
+    sizes = sorted({-(-length // parts) for parts in range(2, length + 1)}, reverse=True)
+    found = [-(-length // size) for size in sizes]
+    if len(found) <= LADDER:
+        return found
+    step = (length / 2) ** (1 / (LADDER - 1))
+    wanted = [2 * step**i for i in range(LADDER)]
+    return sorted({min(found, key=lambda n: (abs(n - w), n)) for w in wanted})
+
+
+def _essence(forest: Sequence[Fission]) -> object:
+    """What two forests have in common that run alike."""
+    return frozenset(
+        (f.region, tuple(sorted(f.cuts.items())), f.parts) for root in forest for f in root.walk() if f.parts > 1
+    )
+
+
+def _resizing(before: Forest, after: Forest) -> tuple[int, ...] | None:
+    """The site of `Parts` that leads from one forest to another of the same regions."""
+    for old, new in zip(before, after):
+        if old.parts != new.parts:
+            return (min(new.region), len(new.region), new.parts)
+        inside = _resizing(old.children, new.children)
+        if inside is not None:
+            return inside
+    return None
+
+
+__all__ = ["FissionSearch", "NodeId", "Value", "enable", "ladder", "lift"]
