@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
 
@@ -65,10 +65,16 @@ def run_whole(case: Case, rule: OpRule) -> Whole:
         kept = copies(case.tensors)
         tensors = [_double(t) if t.is_floating_point() else t for t in kept]
         try:
-            return Whole(wide.call, tensors, execute(wide.call, copies(tensors)), True)
+            results = execute(wide.call, copies(tensors))
+            if _shapes(results) == [spec and spec.shape for spec in case.call.outputs]:
+                return Whole(wide.call, tensors, results, True)
         except REFUSALS:
             pass
     return Whole(case.call, case.tensors, execute(case.call, copies(case.tensors)), not silent)
+
+
+def _shapes(results: Results) -> list[tuple[int, ...] | None]:
+    return [None if result is None else tuple(result.shape) for result in results]
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:
@@ -112,8 +118,10 @@ def _structure_problems(call: Call, loop: Loop) -> Iterator[str]:
             yield f"output {number} is {'no' if spec is None else 'a'} tensor, its role is {_role(role)}"
         elif isinstance(role, Reduce) and role.by not in ("sum", "average", "max", "min"):
             yield f"output {number} is reduced by {role.by!r}"
-    if loop.once is not None and not 0 <= loop.once < len(call.inputs):
-        yield f"there is no input {loop.once} to add once"
+    if loop.once is not None and not (0 <= loop.once < len(call.inputs) and loop.inputs[loop.once] is None):
+        yield f"input {loop.once} cannot be added once: it is sliced, or there is none"
+    if loop.once is not None and any(role != Reduce("sum") for role in loop.roles):
+        yield f"input {loop.once} is added once, but not every output is a sum"
     if not any(isinstance(role, (Concat, Reduce)) for role in loop.roles):
         yield "no output is put together or reduced"
     axes = [(f"input {i}", a, s) for i, (a, s) in enumerate(zip(loop.inputs, call.inputs)) if a is not None]
@@ -141,7 +149,7 @@ def _axis_problems(axes: Sequence[tuple[str, Axis, TensorSpec | None]], loop: Lo
 def _loop_problems(whole: Whole, rule: OpRule, loop: Loop) -> Iterator[str]:
     if loop.window is not None:
         for lengths in partitions(loop.length):
-            yield from _attempt(lambda n: _windowed(whole, rule, loop, n), lengths, whole, replace(loop, once=None))
+            yield from _attempt(partial(_windowed, whole, rule, loop, lengths), lengths, whole, loop)
         return
     for refined in (loop, *refinements(loop)):
         note = "" if refined is loop else f"refined to {_factor(refined)}: "
@@ -159,7 +167,7 @@ def _factor(loop: Loop) -> str:
 
 
 def refinements(loop: Loop) -> Iterator[Loop]:
-    """Up to two factors of the loop's axis that may be split as well: leading, and, where positions are alike, inner."""
+    """Up to two factors of the loop's axis that may be split as well: leading and, where positions are alike, inner."""
     for outer in (2, 3, 5, 7):
         if loop.length % outer == 0 and loop.length > outer:
             yield loop.refined(1, outer)
@@ -178,22 +186,18 @@ def partitions(length: int) -> list[tuple[int, ...]]:
 
 
 def _attempt_parts(whole: Whole, rule: OpRule, loop: Loop, lengths: tuple[int, ...], copying: bool) -> Iterator[str]:
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    def parts() -> list[Results]:
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        found = [_part(whole, rule, loop, start, length, copying) for start, length in zip(starts, lengths)]
+        return found if loop.once is None else [*found, _bias(whole, rule, loop)]
 
-    def parts(n: tuple[int, ...]) -> list[Results]:
-        return [_part(whole, rule, loop, start, length, copying) for start, length in zip(starts, n)]
-
-    yield from _attempt(parts, lengths, whole, loop, rule)
+    yield from _attempt(parts, lengths, whole, loop)
 
 
-def _attempt(
-    parts: Any, lengths: tuple[int, ...], whole: Whole, loop: Loop, rule: OpRule | None = None
-) -> Iterator[str]:
+def _attempt(parts: Callable[[], list[Results]], lengths: tuple[int, ...], whole: Whole, loop: Loop) -> Iterator[str]:
     """Runs the parts and compares what they give with the whole."""
     try:
-        results = parts(lengths)
-        if loop.once is not None and rule is not None:
-            results = [*results, _bias(whole, rule, loop)]
+        results = parts()
     except REFUSALS as error:
         yield f"parts of {lengths} are refused: {type(error).__name__}: {_first_line(error)}"
         return
