@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from magis.api.lowering import lowered
 from magis.api.models import ModelSource
 from magis.api.plan import Plan
 from magis.api.plan_file import check_plan
+from magis.api.regions import forest_of
 from magis.errors import PlanError, UsageError
 from magis.fission.tree import Program
 from magis.ir.graph import Graph, Schedule
 from magis.ir.structure import order_violation
 from magis.ir.text import parse_graph
-from magis.lower.lower import lower
 from magis.lower.routine import Routine
 from magis.ops.registry import rules
 from magis.search.replay import replay
@@ -38,7 +39,7 @@ class Instance:
 
     def routine(self) -> Routine:
         """The program as instructions."""
-        return lower(self.program, self.schedule)
+        return lowered(self.program, self.schedule)
 
     def compile(self) -> CompiledStep:
         """The program as a Python function."""
@@ -66,7 +67,7 @@ def instantiate(plan: Plan, batch: int | None = None) -> Instance:
         check_plan(plan, captured)
         graph = parse_graph(plan.program)
         _check_operators(graph, captured.graph)
-        return Instance(source, captured, Program(graph), _schedule(plan))
+        return Instance(source, captured, Program(graph, forest_of(plan.regions)), _schedule(plan))
     source = replace(source, sizes={**source.sizes, "batch": batch})
     captured = source.capture()
     program = replay(Program(captured.graph), plan.history)

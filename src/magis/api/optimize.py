@@ -20,6 +20,7 @@ from magis.api.costs import Costs, Progress, cost_model, silent
 from magis.api.limits import BUDGET_S, Budget, Limits
 from magis.api.limits import budget as check_budget
 from magis.api.limits import limits as check_limits
+from magis.api.lowering import lowered
 from magis.api.planning import Planned, plan_step
 from magis.api.pytorch import check_torch
 from magis.api.units import human_bytes, human_percent
@@ -28,7 +29,6 @@ from magis.capture.capture import Captured, capture
 from magis.capture.workload import Workload, flatten_batch, workload
 from magis.errors import CaptureError, InfeasibleError, UsageError
 from magis.ir.graph import Graph, Value
-from magis.lower.lower import lower
 from magis.sim.estimate import Estimate
 
 MOST_PLANS = 16
@@ -207,7 +207,7 @@ class OptimizedStep:
         self._progress("")
         if not planned.met:
             self._miss(planned)
-        compiled = compile_routine(lower(planned.program, planned.schedule))
+        compiled = compile_routine(lowered(planned.program, planned.schedule))
         return _Ready(captured, planned, compiled, _shared(planned.program.graph), _writes_batch(graph))
 
     def _capture(self, given: Workload) -> Captured:

@@ -12,17 +12,20 @@ from magis.api.costs import cost_model as cost_model
 from magis.api.limits import BUDGET_S, DEFAULT_BUDGET, NO_LIMITS, Budget, Limits
 from magis.api.limits import budget as check_budget
 from magis.api.limits import limits as check_limits
+from magis.api.lowering import lowered
 from magis.api.models import ModelSource, resolve
 from magis.api.planning import plan_step
 from magis.api.pytorch import torch_version
+from magis.api.regions import Region, regions_of
 from magis.cost.model import short_hash
 from magis.ir.fingerprint import digest
 from magis.ir.graph import INPUT_KINDS, Graph, Value
 from magis.ir.text import print_graph
+from magis.lower.launches import launches
 from magis.search.search import Found
 from magis.sim.estimate import Estimate
 
-FORMAT = 2
+FORMAT = 3
 """Version of the plan file; changes whenever a reader of the older version would misread it."""
 
 
@@ -52,17 +55,6 @@ class Baseline(Prediction, frozen=True, forbid_unknown_fields=True):
     """Eager's step, and the bytes of the model's parameters."""
 
     parameter_bytes: int
-
-
-class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the graph that runs in `parts` pieces along a dimension of that length; `nodes` of them."""
-
-    id: int
-    parent: int | None
-    dimension: str
-    length: int
-    parts: int
-    nodes: int
 
 
 class RuleUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,8 +104,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A plan, as it is written to its file. `model`, `sizes` and `seed` say how to build the model again.
 
     `digest` is that of the captured step that was planned. `program` and `schedule` are text (ids in order);
-    `latencies_s` and `workspaces_bytes` the seconds and the workspace of one launch of each scheduled operator,
-    inputs left out; `costs` says in words where they come from, `cost_table` identifies them.
+    `latencies_s` and `workspaces_bytes` the seconds and the workspace of each launch, those of a loop's body once;
+    `costs` says in words where they come from, `cost_table` identifies them.
     `history` is the list of (rule, site) that led from the captured step to the program.
     """
 
@@ -174,7 +166,7 @@ def make_plan(
     captured = source.capture()
     planned = plan_step(captured.graph, captured.schedule, costs, limits, budget, progress)
     graph, found = planned.program.graph, planned.found
-    calls = [graph.call(graph.nodes[n]) for n in planned.schedule if not graph.nodes[n].is_input]
+    calls = [call for call, _ in launches(lowered(planned.program, planned.schedule))]
     return Plan(
         magis=magis.__version__,
         torch=torch_version(),
@@ -190,6 +182,7 @@ def make_plan(
         met=planned.met,
         baseline=Baseline(*_predicted(planned.baseline), bytes_by_kind(captured.graph)["parameter"]),
         optimized=Prediction(*_predicted(planned.optimized)),
+        regions=regions_of(planned.program),
         search=_search(found),
         history=found.best.history,
         digest=digest(captured.graph),
@@ -235,7 +228,8 @@ def plan(
 
 def program_hash(plan: Plan) -> str:
     """Identifies a plan's program and its order, to the letter."""
-    return short_hash(f"{plan.program}\n{plan.schedule}")
+    regions = "".join(f"{r.parent} {r.length} {r.parts} {r.wide} {r.cuts}\n" for r in plan.regions)
+    return short_hash(f"{plan.program}\n{plan.schedule}\n{regions}" if regions else f"{plan.program}\n{plan.schedule}")
 
 
 def batch_size(graph: Graph) -> int:

@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from magis.api.lowering import lowered
 from magis.api.plan import FORMAT, Certificate, Plan, batch_size, program_hash
 from magis.api.pytorch import check_torch, torch_version
+from magis.api.regions import forest_of
 from magis.errors import InvalidGraphError, PlanError, UsageError
+from magis.fission.parts import CannotSplitError
 from magis.fission.tree import Program
 from magis.ir.fingerprint import digest
 from magis.ir.graph import Graph, NodeId, Schedule, TensorSpec
 from magis.ir.text import parse_graph, print_spec
 from magis.ir.verify import verify
+from magis.lower.launches import launches
+from magis.lower.routine import Routine
 
 if TYPE_CHECKING:
     from magis.capture.capture import Captured
@@ -84,8 +89,6 @@ def load_plan(path: Path) -> Plan:
 
 def program_of(plan: Plan) -> tuple[Program, Schedule]:
     """The program and its order, parsed and verified. Raises PlanError saying what is wrong with them."""
-    if plan.regions:
-        raise PlanError("it has regions that run in parts, which this version cannot read")
     try:
         graph = parse_graph(plan.program)
         schedule = parse_schedule(plan.schedule)
@@ -95,11 +98,21 @@ def program_of(plan: Plan) -> tuple[Program, Schedule]:
         raise PlanError(f"its program is invalid ({error})") from None
     except RecursionError:
         raise PlanError("its program cannot be read") from None
-    operators = sum(not node.is_input for node in graph.nodes.values())
+    program = Program(graph, forest_of(plan.regions))
+    count = sum(1 for _ in launches(_lowered(program, schedule)))
     for costs in (plan.latencies_s, plan.workspaces_bytes):
-        if len(costs) != operators or any(cost < 0 for cost in costs):
-            raise PlanError(f"it has {len(costs)} costs for {operators} operators, or negative ones")
-    return Program(graph), schedule
+        if len(costs) != count or any(cost < 0 for cost in costs):
+            raise PlanError(f"it has {len(costs)} costs for {count} launches, or negative ones")
+    return program, schedule
+
+
+def _lowered(program: Program, schedule: Schedule) -> Routine:
+    try:
+        return lowered(program, schedule)
+    except CannotSplitError as error:
+        raise PlanError(f"a region of it cannot run in parts ({error})") from None
+    except InvalidGraphError as error:
+        raise PlanError(f"its program is invalid ({error})") from None
 
 
 def check_plan(plan: Plan, captured: Captured) -> None:

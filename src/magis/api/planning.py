@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isclose
 
 from magis.api.costs import Costs, Progress, silent
 from magis.api.limits import DEFAULT_BUDGET, NO_LIMITS, Budget, Limits
+from magis.api.lowering import lowered
 from magis.api.units import human_percent
 from magis.fission.tree import Program
 from magis.ir.graph import Graph, Schedule
@@ -14,6 +16,7 @@ from magis.lower.lower import lower
 from magis.schedule.incremental import Scheduled
 from magis.search.objective import Objective
 from magis.search.search import INTERRUPTED, Found, Search, Watch
+from magis.search.splitting import Prices, Splitter
 from magis.search.state import MState
 from magis.sim.estimate import Estimate
 from magis.sim.simulate import simulate
@@ -59,20 +62,23 @@ def plan_step(
     else:
         found = _search(base, objective, costs, budget, _watch(progress, baseline))
     best = found.best
-    optimized = simulate(lower(best.program, best.schedule), costs.latency_s, costs.workspace_bytes)
-    assert optimized.peak_bytes == best.peak_bytes and optimized.latency_s == best.latency_s
+    optimized = simulate(lowered(best.program, best.schedule), costs.latency_s, costs.workspace_bytes)
+    assert optimized.peak_bytes == best.peak_bytes and isclose(optimized.latency_s, best.latency_s, rel_tol=1e-9)
     return Planned(best.program, best.schedule, baseline, optimized, found.met, objective.max_peak_bytes, found)
 
 
 def _search(base: MState, objective: Objective, costs: Costs, budget: Budget, watch: Watch) -> Found:
     """The search; for a limit on memory alone that it misses, in the time that is left also one for the least peak,
     which knows nothing of the limit: so limits that cannot be met end at the same peak."""
-    found = Search(base, objective, costs.latency_s, budget.seconds, budget.iterations, watch).run()
+    from magis.aten.infer import infer
+
+    splitter = Splitter(Prices(costs.latency_s, costs.workspace_bytes, infer))
+    found = Search(base, objective, costs.latency_s, budget.seconds, budget.iterations, watch, splitter).run()
     left_s = None if budget.seconds is None else budget.seconds - found.seconds
     missed = objective.max_latency_s is None and not found.met and found.stop_reason != INTERRUPTED
     if not missed or (left_s is not None and left_s <= 0):
         return found
-    least = Search(base, Objective(None, 0), costs.latency_s, left_s, budget.iterations, watch).run()
+    least = Search(base, Objective(None, 0), costs.latency_s, left_s, budget.iterations, watch, splitter).run()
     return found.followed_by(least, objective)
 
 

@@ -23,6 +23,7 @@ from magis.backend.resident import MMAP_THRESHOLD_BYTES
 from magis.errors import UsageError
 from magis.fission.tree import Program
 from magis.ir.graph import Call, Graph
+from magis.lower.launches import launches
 from magis.lower.lower import lower
 from magis.ops.registry import rule_for
 from magis.sim.timeline import Timeline, timeline
@@ -255,8 +256,7 @@ def _tuples(answer: dict[str, Any]) -> dict[str, Any]:
 def _workspace(instance: Instance, progress: Progress) -> Callable[[Call], int]:
     """What operators allocate inside, measured on this machine (cached)."""
     cost = cost_model("cpu")
-    calls = [instance.program.graph.call(node) for node in instance.program.graph.nodes.values() if not node.is_input]
-    cost.prepare(calls, progress)
+    cost.prepare((call for call, _ in launches(instance.routine())), progress)
     return cost.workspace_bytes
 
 

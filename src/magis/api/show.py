@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import msgspec
 
+from magis.api.lowering import costs_of, lowered
 from magis.api.plan import Plan
 from magis.api.plan_file import program_of
 from magis.api.units import human_bytes, human_seconds
 from magis.api.why import births_and_deaths
-from magis.fission.tree import Program
-from magis.ir.graph import Node, NodeId, Value
+from magis.ir.graph import Graph, NodeId, Value
 from magis.ir.text import print_graph
-from magis.lower.lower import lower
+from magis.lower.launches import steps
+from magis.lower.routine import Compute, Routine
 from magis.rules.unremat import value_numbers
 from magis.sim.timeline import Timeline, timeline
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """One scheduled operator: bytes of the storages that it makes, seconds of one launch, the steps at which
-    the last of them is live, and whether any is live at the worst moment."""
+    """One scheduled operator: bytes of the storages that it makes (for one part, in a region), seconds of one launch,
+    the steps at which the last of them is live, whether any is live at the worst moment, and how often it runs."""
 
     id: int
     op: str
@@ -33,6 +34,7 @@ class Operator(msgspec.Struct, frozen=True):
     step: int
     live_until: int
     hot: bool
+    times: int = 1
 
 
 class ProgramView(msgspec.Struct, frozen=True):
@@ -47,28 +49,28 @@ class ProgramView(msgspec.Struct, frozen=True):
 def view(plan: Plan) -> ProgramView:
     """The plan's program with costs and lifetimes. Raises PlanError as `program_of` does."""
     program, schedule = program_of(plan)
-    graph = program.graph
-    scheduled = [graph.nodes[node_id] for node_id in schedule if not graph.nodes[node_id].is_input]
-    workspaces = {graph.call(node): nbytes for node, nbytes in zip(scheduled, plan.workspaces_bytes)}
-    found = timeline(lower(program, schedule), lambda call: workspaces.get(call, 0))
+    routine = lowered(program, schedule)
+    workspaces = costs_of(routine, plan.workspaces_bytes)
+    found = timeline(routine, lambda call: int(workspaces.get(call, 0)))
     worst = found.peak_steps[0] if found.peak_steps else 0
-    return ProgramView(plan, found.peak_bytes, worst, tuple(_operators(plan, scheduled, found)))
+    return ProgramView(plan, found.peak_bytes, worst, tuple(_operators(plan, program.graph, routine, found)))
 
 
-def _operators(plan: Plan, scheduled: Sequence[Node], found: Timeline) -> list[Operator]:
+def _operators(plan: Plan, graph: Graph, routine: Routine, found: Timeline) -> Iterator[Operator]:
     lives = births_and_deaths(found)
     hotspots = found.hotspots
-    operators = []
-    for step, (node, latency_s) in enumerate(zip(scheduled, plan.latencies_s)):
+    latencies = costs_of(routine, plan.latencies_s)
+    for step, (instruction, call, times) in enumerate(steps(routine)):
+        if not isinstance(instruction, Compute) or call is None:
+            continue
+        node = graph.nodes[instruction.node]
         values = [value for i in range(len(node.outputs)) if (value := Value(node.id, i)) in lives]
         last = max((lives[value].last for value in values), default=step)
         nbytes = sum(lives[value].nbytes for value in values)
         hot = any(value in hotspots for value in values)
         place = node.origin
-        operators.append(
-            Operator(node.id, node.op, place.direction, place.module, place.line, nbytes, latency_s, step, last, hot)
-        )
-    return operators
+        where = (place.direction, place.module, place.line)
+        yield Operator(node.id, call.op, *where, nbytes, latencies[call], step, last, hot, times)
 
 
 def recomputed(plan: Plan) -> dict[str, int]:
@@ -90,7 +92,7 @@ def program_text(shown: ProgramView) -> str:
     program, schedule = program_of(shown.plan)
     notes = {NodeId(operator.id): _note(operator) for operator in shown.operators}
     order = "as written" if schedule == tuple(n.id for n in program.graph.nodes_in_order()) else shown.plan.schedule
-    worst = shown.operators[shown.peak_step] if shown.operators else None
+    worst = next((operator for operator in shown.operators if operator.step == shown.peak_step), None)
     at = f" at step {shown.peak_step} (%{worst.id})" if worst else ""
     return f"{print_graph(program.graph, notes)}order: {order}\npeak: {human_bytes(shown.peak_bytes)}{at}\n"
 
@@ -100,6 +102,8 @@ def _note(operator: Operator) -> str:
         return human_seconds(operator.latency_s) if operator.latency_s else "no cost"
     live = f"live {operator.step}..{operator.live_until}"
     words = [human_bytes(operator.nbytes), human_seconds(operator.latency_s), live]
+    if operator.times > 1:
+        words.insert(0, f"{operator.times} times")
     return ", ".join([*words, "hot"] if operator.hot else words)
 
 
@@ -108,4 +112,4 @@ def code(plan: Plan) -> str:
     from magis.backend.codegen import generate
 
     program, schedule = program_of(plan)
-    return generate(lower(Program(program.graph, program.ftree), schedule)).text
+    return generate(lowered(program, schedule)).text

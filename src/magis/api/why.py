@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from magis.api.costs import Progress, silent
+from magis.api.lowering import costs_of, lowered
 from magis.api.models import ModelSource
 from magis.api.plan import Plan, batch_size, bytes_by_kind
 from magis.api.plan_file import program_of
 from magis.fission.tree import Program
 from magis.ir.graph import Call, Graph, Node, NodeId, Schedule, Value
-from magis.lower.lower import lower
 from magis.ops.registry import rule_for
 from magis.sim.timeline import Lifetime, Timeline, timeline
 
@@ -79,24 +79,23 @@ def why(source: ModelSource, progress: Progress = silent) -> PeakReport:
     """The report on a model's step as eager runs it. Raises UsageError and CaptureError as `make_plan` does."""
     progress(f"capturing {source.reference}")
     captured = source.capture()
-    return peak_report(source.reference, captured.graph, captured.schedule)
+    return peak_report(source.reference, Program(captured.graph), captured.schedule)
 
 
 def why_plan(plan: Plan) -> PeakReport:
     """The report on a plan's program in its order. Raises PlanError as `program_of` does."""
     program, schedule = program_of(plan)
-    graph = program.graph
-    scheduled = [graph.nodes[node_id] for node_id in schedule if not graph.nodes[node_id].is_input]
-    workspaces = {graph.call(node): nbytes for node, nbytes in zip(scheduled, plan.workspaces_bytes)}
-    return peak_report(plan.model, graph, schedule, workspaces)
+    workspaces = costs_of(lowered(program, schedule), plan.workspaces_bytes)
+    return peak_report(plan.model, program, schedule, workspaces)
 
 
 def peak_report(
-    model: str, graph: Graph, schedule: Schedule, workspaces: Mapping[Call, int] | None = None
+    model: str, program: Program, schedule: Schedule, workspaces: Mapping[Call, float] | None = None
 ) -> PeakReport:
     """The report on a program in a given order; `workspaces` is that of every operator, if it is known."""
-    workspace = workspace_bytes if workspaces is None else lambda call: workspaces.get(call, 0)
-    found = timeline(lower(Program(graph), schedule), workspace)
+    graph = program.graph
+    workspace = workspace_bytes if workspaces is None else lambda call: int(workspaces.get(call, 0))
+    found = timeline(lowered(program, schedule), workspace)
     worst = found.peak_steps[0] if found.peak_steps else 0
     hot = [life for life in found.lifetimes if life.first <= worst <= life.last and life.nbytes]
     results = frozenset(graph.root(value) for value in graph.outputs)

@@ -12,6 +12,7 @@ from magis.lower.routine import (
     Accumulate,
     Allocate,
     Compute,
+    Free,
     Instruction,
     Loop,
     Piece,
@@ -50,19 +51,27 @@ def launched(instruction: Instruction, specs: Mapping[Register, TensorSpec]) -> 
 
 def launches(routine: Routine) -> Iterator[tuple[Call, int]]:
     """Every call of the routine with how often it runs, in order."""
-    specs = dict(zip(routine.inputs, routine.input_specs))
-    yield from _launches(routine.body, specs, 1)
-
-
-def _launches(body: Iterable[Instruction], specs: dict[Register, TensorSpec], times: int) -> Iterator[tuple[Call, int]]:
-    for instruction in body:
-        if isinstance(instruction, Loop):
-            yield from _launches(instruction.body, specs, times * instruction.parts)
-            continue
-        call = launched(instruction, specs)
+    for _, call, times in steps(routine):
         if call is not None:
             yield call, times
-        specs.update(made(instruction))
+
+
+def steps(routine: Routine) -> Iterator[tuple[Instruction, Call | None, int]]:
+    """Every instruction but Free and Loop, a loop's body once: what it launches, if anything, and how often it runs.
+    These are the steps of `magis.sim.timeline`."""
+    specs = dict(zip(routine.inputs, routine.input_specs))
+    yield from _steps(routine.body, specs, 1)
+
+
+def _steps(
+    body: Iterable[Instruction], specs: dict[Register, TensorSpec], times: int
+) -> Iterator[tuple[Instruction, Call | None, int]]:
+    for instruction in body:
+        if isinstance(instruction, Loop):
+            yield from _steps(instruction.body, specs, times * instruction.parts)
+        elif not isinstance(instruction, Free):
+            yield instruction, launched(instruction, specs), times
+            specs.update(made(instruction))
 
 
 def made(instruction: Instruction) -> Iterator[tuple[Register, TensorSpec]]:

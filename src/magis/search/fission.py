@@ -13,10 +13,9 @@ from typing import TypeAlias
 
 from magis.fission.analyze import Analyzer, hot_bytes, nested
 from magis.fission.dim_graph import dim_graph
-from magis.fission.moves import Forest, coarser, disable, enable, finer, lift
+from magis.fission.moves import Forest, coarser, disable, finer
 from magis.fission.parts import CannotSplitError
 from magis.fission.tree import Fission, Program, sections
-from magis.ir.graph import Graph, NodeId, Value
 from magis.lower.lower import lower
 from magis.rules.loosen import Loosen, loose_ends
 from magis.rules.split import Parts, Split, split, split_site
@@ -26,6 +25,8 @@ from magis.search.splitting import SplitState, Splitter
 from magis.search.state import MState, Step
 from magis.sim.timeline import timeline
 
+STARTED = " parts"
+"""How the names of starts end."""
 LADDER = 24
 """Most numbers of parts that a whole step is tried in."""
 REFINED = 6
@@ -79,13 +80,13 @@ class FissionSearch:
 
     def _starts(self) -> Iterator[Named]:
         program, history = self._loosened()
-        forest = self.candidates(program, self.base.scheduled.flat.graph if not history else None)
+        forest = nested(self._analyzed(self.splitter.state(program)))
         for root in forest:
             for parts in ladder(root.length):
                 state = self._split(program, history, replace(root, parts=parts, children=()))
                 if state is None:
                     break
-                yield f"{root.dimension or 'region'} of {len(root.region)} operators in {parts} parts", state
+                yield f"{len(root.region)} operators in {parts}{STARTED}", state
                 limit = self.objective.max_latency_s
                 if limit is not None and state.latency_s > BEYOND * limit:
                     break
@@ -97,11 +98,6 @@ class FissionSearch:
         if change is None:
             return program, ()
         return change.program, ((Loosen.name, site),)
-
-    def candidates(self, program: Program, _: Graph | None = None) -> Forest:
-        """The forest of candidates for the schedule at hand of a program without regions."""
-        state = self.splitter.state(program)
-        return nested(self._analyzed(state))
 
     def _analyzed(self, state: SplitState) -> list[Fission]:
         """Algorithm 1 with the hot-spots of a state."""
@@ -247,6 +243,3 @@ def _resizing(before: Forest, after: Forest) -> tuple[int, ...] | None:
         if inside is not None:
             return inside
     return None
-
-
-__all__ = ["FissionSearch", "NodeId", "Value", "enable", "ladder", "lift"]

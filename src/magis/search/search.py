@@ -17,9 +17,11 @@ from magis.rules.base import Change, Rule
 from magis.rules.registry import rules
 from magis.schedule.arrange import SchedulingLimits
 from magis.schedule.dp import SearchLimits
+from magis.search.fission import STARTED, FissionSearch
 from magis.search.objective import SLACK, Objective
 from magis.search.rounds import built, selected
-from magis.search.state import MState
+from magis.search.splitting import SplitState, Splitter
+from magis.search.state import MState, Solution
 from magis.search.trivial import trivial_sites
 
 SITES = 16
@@ -64,7 +66,7 @@ class Found:
     """The best state so far and how it was found. `best_at_s` is when; `stop_reason` why the search ended, or what
     it is doing."""
 
-    best: MState
+    best: Solution
     met: bool
     states: int
     seconds: float
@@ -78,9 +80,10 @@ class Found:
         key, after = (objective.key(found.best.latency_s, found.best.peak_bytes) for found in (self, other))
         best = other if after < key else self
         at_s = self.seconds + other.best_at_s if best is other else self.best_at_s
+        used = [name for name, _ in best.best.history]
         rules = tuple(
-            RuleReport(a.name, a.sites + b.sites, a.applied + b.applied, c.kept, a.seconds + b.seconds)
-            for a, b, c in zip(self.rules, other.rules, best.rules)
+            RuleReport(a.name, a.sites + b.sites, a.applied + b.applied, used.count(a.name), a.seconds + b.seconds)
+            for a, b in zip(self.rules, other.rules)
         )
         return Found(
             best.best,
@@ -114,7 +117,7 @@ class _Entry:
 
 class Search:
     """One search. `base` is the captured step in eager's order; `latency_s` prices operator calls; at most
-    `iterations` states are made in at most `budget_s` seconds."""
+    `iterations` states are made in at most `budget_s` seconds. Without a `splitter` nothing runs in parts."""
 
     def __init__(
         self,
@@ -124,12 +127,15 @@ class Search:
         budget_s: float | None = None,
         iterations: int | None = None,
         watch: Watch = lambda found: None,
+        splitter: Splitter | None = None,
     ) -> None:
+        self._splitter = splitter
         self._objective = objective
         self._latency_s = latency_s
         self._budget_s, self._iterations, self._watch = budget_s, iterations, watch
         self._started = time.perf_counter()
-        self._base = self._best = base
+        self._base = base
+        self._best: Solution = base
         self._best_at_s, self._best_number = 0.0, 0
         self._states = 0
         self._queue: list[_Entry] = []
@@ -145,6 +151,7 @@ class Search:
             for name, state in self._beginnings():
                 self._starts.append(StartReport(name, state.peak_bytes, state.latency_s))
                 self._meet(state)
+            self._split()
             self._explore()
             reason = "nothing left to try"
         except _Over as over:
@@ -175,8 +182,24 @@ class Search:
             yield "exact choice", state
             self._check()
 
+    def _split(self) -> None:
+        """The moves of the F-Tree."""
+        if self._splitter is None:
+            return
+        self._doing = "splitting"
+        found = FissionSearch(self._base, self._objective, self._splitter, self._remaining_s)
+        for name, state in found.states():
+            if name.endswith(STARTED):
+                self._starts.append(StartReport(name, state.peak_bytes, state.latency_s))
+            self._meet(state)
+            self._check()
+            if self._states - self._best_number >= PATIENCE:
+                break
+
     def _explore(self) -> None:
         """Algorithm 3's loop."""
+        if not isinstance(self._best, MState):
+            return  # what is not split is far behind
         self._doing = "exploring"
         while self._queue:
             state = heapq.heappop(self._queue).state
@@ -210,7 +233,7 @@ class Search:
         self._seen.add(total)
         return True
 
-    def _meet(self, state: MState) -> None:
+    def _meet(self, state: MState | SplitState) -> None:
         """Counts a state, keeps it if it is the best, queues it if it is near the best."""
         self._states += 1
         key = self._objective.key(state.latency_s, state.peak_bytes)
@@ -218,8 +241,8 @@ class Search:
         if key < self._objective.key(best.latency_s, best.peak_bytes):
             self._best, self._best_number = state, self._states
             self._best_at_s = self._elapsed_s()
-            best = state
-        if key < self._objective.key(best.latency_s, best.peak_bytes, SLACK):
+            best = self._best
+        if isinstance(state, MState) and key < self._objective.key(best.latency_s, best.peak_bytes, SLACK):
             heapq.heappush(self._queue, _Entry(key, self._states, state))
         self._watch(self._found(self._doing))
 

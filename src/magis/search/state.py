@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
+from typing import Protocol
 
 from magis.fission.tree import Program
 from magis.ir.fingerprint import Fingerprint, fingerprint, update_fingerprint
@@ -15,6 +16,25 @@ from magis.schedule.incremental import Scheduled
 
 Step = tuple[str, Site]
 """A rule's name and the site where it was applied."""
+
+
+class Solution(Protocol):
+    """A program in an order, what is predicted of it, and the steps that led to it."""
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def latency_s(self) -> float: ...
+
+    @property
+    def peak_bytes(self) -> int: ...
+
+    @property
+    def history(self) -> tuple[Step, ...]: ...
 
 
 @dataclass(frozen=True, eq=False)
