@@ -10,9 +10,9 @@ from magis.ir.edit import GraphEdit
 from magis.ir.graph import Graph, NodeId, Value
 
 
-def carve(edit: GraphEdit, graph: Graph, fission: Fission) -> Fission:
+def carve(edit: GraphEdit, graph: Graph, fission: Fission) -> tuple[Fission, dict[NodeId, NodeId]]:
     """The region without views that are only needed outside; `edit` (of that graph) gives readers outside views of
-    their own where the region needs them too."""
+    their own where the region needs them too: the second result has, for each such view, the one it repeats."""
     region, twins = _sides(graph, fission.region)
     copies: dict[NodeId, NodeId] = {}
     for node in graph.nodes_in_order():
@@ -24,7 +24,8 @@ def carve(edit: GraphEdit, graph: Graph, fission: Fission) -> Fission:
     for value in graph.outputs:
         if value.node in copies:
             edit.redirect_output(value, Value(copies[value.node], value.output))
-    return replace(fission, region=region, cuts={n: fission.cuts[n] for n in sorted(region)})
+    kept = replace(fission, region=region, cuts={n: fission.cuts[n] for n in sorted(region)})
+    return kept, {copy: original for original, copy in copies.items()}
 
 
 def _sides(graph: Graph, region: frozenset[NodeId]) -> tuple[frozenset[NodeId], set[NodeId]]:

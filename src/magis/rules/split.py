@@ -19,7 +19,7 @@ from magis.fission.region import check
 from magis.fission.tree import Cut, Fission, Program
 from magis.ir.edit import GraphEdit
 from magis.ir.graph import Graph, NodeId
-from magis.rules.base import Change, Latency, Site
+from magis.rules.base import Change, Latency, Site, changed
 from magis.schedule.incremental import Scheduled
 
 
@@ -70,13 +70,13 @@ def fission_at(graph: Graph, site: Site, dimension: str = "", wide: bool = True)
 def split(program: Program, fission: Fission) -> Change:
     """The program with a region more. Raises CannotSplitError naming the condition that does not hold."""
     edit = GraphEdit(program.graph)
-    carved = carve(edit, program.graph, fission)
+    carved, copies = carve(edit, program.graph, fission)
     if not carved.region:
         raise CannotSplitError("the region is nothing but views")
-    graph = edit.finish()
+    change = changed(program, edit, copies)
+    graph, forest = change.program.graph, change.program.ftree
     check(graph, carved)
-    ftree = inserted(program.ftree, carved)
-    return Change(Program(graph, ftree), frozenset(edit.old_nodes), frozenset(edit.new_nodes))
+    return replace(change, program=Program(graph, inserted(forest, carved)), copies={})
 
 
 def inserted(forest: tuple[Fission, ...], new: Fission) -> tuple[Fission, ...]:

@@ -1,0 +1,150 @@
+"""Graph-level dimensions for people: batch, sequence, heads, hidden, vocabulary, channels, height ... (ADR 9).
+
+A name is read off what a component of the D-Graph runs through: the batch's own dimensions, attention, convolutions,
+the classes of a loss, activations. It decides nothing: regions follow from the component alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from magis.fission.dim_graph import DimGraph, Vertex
+from magis.ir.graph import Graph, Node, NodeId, Value
+from magis.ops.arguments import int_at
+from magis.ops.loop import Axis, Concat
+from magis.ops.registry import rule_for
+
+NAMES = (
+    "batch",
+    "sequence",
+    "height",
+    "width",
+    "depth",
+    "vocabulary",
+    "classes",
+    "heads",
+    "channels",
+    "hidden",
+    "features",
+)
+OTHER = "other"
+_SPACE = {3: ("length",), 4: ("height", "width"), 5: ("depth", "height", "width")}
+_ACTIVATIONS = ("gelu", "relu", "silu", "tanh", "sigmoid", "leaky_relu", "threshold")
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A dimension of the graph: its name, its length, the strict components of the D-Graph that it consists of, the
+    operators that it runs through, and the bytes of their results that lie along it."""
+
+    name: str
+    length: int
+    components: tuple[tuple[Vertex, ...], ...]
+    operators: int
+    nbytes: int
+
+
+def dimensions(dims: DimGraph) -> list[Dimension]:
+    """All dimensions by name and length, those that cover most bytes first."""
+    names = component_names(dims)
+    grouped: dict[tuple[str, int], list[tuple[Vertex, ...]]] = {}
+    for component in dims.strict_components:
+        if any(not dims.graph.nodes[vertex.node].is_input for vertex in component):
+            length = dims.loop(component[0]).loop.length
+            grouped.setdefault((names[component[0]], length), []).append(component)
+    found = []
+    for (name, length), components in grouped.items():
+        vertices = [vertex for component in components for vertex in component]
+        operators = {vertex.node for vertex in vertices if not dims.graph.nodes[vertex.node].is_input}
+        nbytes = covered_bytes(dims, vertices)
+        found.append(Dimension(name, length, tuple(components), len(operators), nbytes))
+    return sorted(found, key=lambda d: (-d.nbytes, d.name, d.length))
+
+
+def covered_bytes(dims: DimGraph, vertices: Iterable[Vertex]) -> int:
+    """Bytes of all results that lie along a dimension: what parts make smaller. Inputs of the graph left out."""
+    values: set[Value] = set()
+    for vertex in vertices:
+        if not dims.graph.nodes[vertex.node].is_input:
+            roles = dims.loop(vertex).loop.roles
+            values.update(Value(vertex.node, i) for i, role in enumerate(roles) if isinstance(role, Concat))
+    return sum(dims.graph.spec(value).storage_bytes for value in values)
+
+
+def component_names(dims: DimGraph) -> Mapping[Vertex, str]:
+    """The name of every vertex's dimension."""
+    found: dict[Vertex, str] = {}
+    tables = {
+        dims.graph.spec(node.inputs[0]).shape[0]
+        for node in dims.graph.nodes.values()
+        if node.op == "aten.embedding.default"
+    }
+    for component in dims.components:
+        hints = {hint for vertex in component for hint in _hints(dims, vertex, tables)}
+        name = next((name for name in NAMES if name in hints), OTHER)
+        found.update(dict.fromkeys(component, name))
+    return found
+
+
+def _hints(dims: DimGraph, vertex: Vertex, tables: set[int]) -> Iterator[str]:
+    node = dims.graph.nodes[vertex.node]
+    loop = dims.loop(vertex).loop
+    if node.is_input:
+        role = loop.roles[0]
+        assert isinstance(role, Concat)
+        if node.kind == "batch":
+            yield from _of_batch(dims.graph, node, role.axis)
+        return
+    family = rule_for(node.op).family
+    shapes = [dims.graph.spec(value).shape for value in node.inputs]
+    for shape, axis in zip(shapes, loop.inputs):
+        if axis is not None:
+            yield from _of_operand(node, family, shape, axis)
+    if any(word in node.op for word in _ACTIVATIONS) and shapes and len(shapes[0]) < 4:
+        if any(axis is not None and axis.dim == len(shapes[0]) - 1 for axis in loop.inputs):
+            yield "hidden"
+    yield from _classes(dims, node, loop.roles, tables)
+
+
+def _of_batch(graph: Graph, node: Node, axis: Axis) -> Iterator[str]:
+    spec = graph.spec(Value(node.id))
+    rank = len(spec.shape)
+    if axis.dim == 0 and axis.outer == 1:
+        yield "batch"
+    elif not spec.dtype.is_floating or rank == 3:
+        yield "sequence" if axis.dim == 1 else "features"
+    elif rank in _SPACE and axis.dim >= 2:
+        yield _SPACE[rank][axis.dim - 2]
+
+
+def _of_operand(node: Node, family: str, shape: tuple[int, ...], axis: Axis) -> Iterator[str]:
+    rank = len(shape)
+    if rank in _SPACE and family in ("convolution", "pool", "upsample", "batch_norm") and axis.outer == 1:
+        if axis.dim == 1:
+            yield "channels"
+        elif axis.dim >= 2:
+            yield _SPACE[rank][axis.dim - 2]
+    if rank == 4 and family in ("attention", "softmax") and axis.dim in (1, 2):
+        yield "heads" if axis.dim == 1 else "sequence"
+    if rank in (2, 3) and family in ("normalize", "matmul") and axis.dim == rank - 1:
+        yield "features"
+
+
+def _classes(dims: DimGraph, node: Node, roles: Sequence[object], tables: set[int]) -> Iterator[str]:
+    """Whether the loop's result is what a softmax of the loss runs over."""
+    for output, role in enumerate(roles):
+        if not isinstance(role, Concat):
+            continue
+        value = Value(node.id, output)
+        for user in dims.graph.users[node.id]:
+            reader = dims.graph.nodes[user]
+            if reader.op == "aten._log_softmax.default" and value in reader.inputs:
+                rank = len(dims.graph.spec(value).shape)
+                if int_at(dims.graph.call(reader), 1, "dim", -1) % rank == role.axis.dim:
+                    yield "vocabulary" if role.axis.length in tables else "classes"
+
+
+def modules_of(graph: Graph, nodes: Iterable[NodeId]) -> list[str]:
+    """The modules of some operators, in the order of the graph."""
+    return list(dict.fromkeys(graph.nodes[n].origin.module for n in sorted(nodes) if graph.nodes[n].origin.module))
