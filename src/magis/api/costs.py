@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,6 +15,10 @@ from magis.ir.graph import Call
 if TYPE_CHECKING:
     from magis.cost.measured import MeasuredCost
 
+MEASURING_S = 60.0
+"""For how long operators are measured at most, before, between and after searches together."""
+LEAST_S = 5.0
+"""For how long they may be measured each time in any case."""
 Progress = Callable[[str], None]
 """Told in a few words what is going on; called often."""
 
@@ -29,6 +34,7 @@ class Costs:
     def __init__(self, device: str) -> None:
         """Raises UsageError, in one line, for an unknown device or a damaged device file."""
         self._model: AnalyticCost | MeasuredCost
+        self._left_s = MEASURING_S
         if device == "cpu":
             from magis.backend.measure import measured_cost
 
@@ -46,10 +52,12 @@ class Costs:
         return self._model.source
 
     def prepare(self, calls: Iterable[Call], progress: Progress = silent) -> None:
-        """Measures the calls that are not known yet, for at most a minute; nothing is done when simulated."""
+        """Measures the calls that are not known yet, for at most a minute in all; nothing is done when simulated."""
         if not isinstance(self._model, AnalyticCost):
+            started = time.monotonic()
             with _one_thread():
-                self.words = f"operator calls: {self._model.prepare(calls, progress)}"
+                self.words = f"operator calls: {self._model.prepare(calls, progress, self._left_s)}"
+            self._left_s = max(self._left_s - (time.monotonic() - started), LEAST_S)
 
     def latency_s(self, call: Call) -> float:
         """Seconds that one launch takes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from magis.errors import UsageError
@@ -17,6 +18,7 @@ _UNITS = {"B": 1} | {
 }
 _MOST_BYTES = 2**63
 _SIZE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-z]+|%)?")
+_SPLIT = re.compile(r"(?P<dimension>[\w-]+)=(?P<parts>\d{1,9})(?:@(?P<module>[\w.]+))?")
 _FORMS = "pass bytes, a size such as 8GiB or 500MB, or a share of eager's peak such as 40%"
 
 
@@ -44,6 +46,25 @@ class Budget:
     iterations: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """What the caller decides about regions. `wanted`: exactly these, in the order of nesting, and no search.
+    `wide`: sums of half-precision parts are kept in float32."""
+
+    wanted: tuple[SplitRequest, ...] = ()
+    wide: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRequest:
+    """A dimension by its name, in how many parts it is to run, and in which module ("": everywhere)."""
+
+    dimension: str
+    parts: int
+    module: str = ""
+
+
+NO_SPLITS = Splits()
 NO_LIMITS = Limits()
 DEFAULT_BUDGET = Budget()
 
@@ -92,3 +113,20 @@ def budget(seconds: float | None = BUDGET_S, iterations: int | None = None) -> B
     if iterations is not None and iterations < 0:
         raise UsageError(f"{iterations} iterations are impossible: pass 0 or more")
     return Budget(seconds, iterations)
+
+
+def splits(requests: Iterable[str] = (), accumulate: str = "float32") -> Splits:
+    """Checks `DIM=PARTS[@MODULE]` requests and in which type sums of parts are kept. Raises UsageError, in one line."""
+    if accumulate not in ("float32", "same"):
+        raise UsageError(f"cannot accumulate in {accumulate!r}: pass float32 or same (the parameter's own type)")
+    return Splits(tuple(map(_request, requests)), accumulate == "float32")
+
+
+def _request(text: str) -> SplitRequest:
+    found = _SPLIT.fullmatch(text.strip())
+    if found is None or int(found["parts"]) < 2:
+        raise UsageError(
+            f"{text!r} is no split: pass DIM=PARTS or DIM=PARTS@MODULE with 2 parts or more, such as batch=4 or "
+            "heads=2@encoder.layer.0; `magis dims MODEL` lists the dimensions"
+        )
+    return SplitRequest(found["dimension"], int(found["parts"]), found["module"] or "")

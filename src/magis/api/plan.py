@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -9,9 +10,10 @@ import msgspec
 import magis
 from magis.api.costs import Progress, silent
 from magis.api.costs import cost_model as cost_model
-from magis.api.limits import BUDGET_S, DEFAULT_BUDGET, NO_LIMITS, Budget, Limits
+from magis.api.limits import BUDGET_S, DEFAULT_BUDGET, NO_LIMITS, NO_SPLITS, Budget, Limits, Splits
 from magis.api.limits import budget as check_budget
 from magis.api.limits import limits as check_limits
+from magis.api.limits import splits as check_splits
 from magis.api.lowering import lowered
 from magis.api.models import ModelSource, resolve
 from magis.api.planning import plan_step
@@ -155,8 +157,10 @@ def make_plan(
     progress: Progress = silent,
     limits: Limits = NO_LIMITS,
     budget: Budget = DEFAULT_BUDGET,
+    splits: Splits = NO_SPLITS,
 ) -> Plan:
-    """Plans a step within limits. Without any, the plan is the captured step itself, in eager's order.
+    """Plans a step within limits. Without any, the plan is the captured step itself, in eager's order; with `splits`
+    that ask for regions, it is the step with exactly these.
 
     `device` is "cpu" (operators are measured, at first use up to a minute), a preset or a `.toml` file. A plan that
     misses its limits is the best that was found, with `met` false.
@@ -164,7 +168,7 @@ def make_plan(
     costs = cost_model(device)
     progress(f"capturing {source.reference}")
     captured = source.capture()
-    planned = plan_step(captured.graph, captured.schedule, costs, limits, budget, progress)
+    planned = plan_step(captured.graph, captured.schedule, costs, limits, budget, progress, splits)
     graph, found = planned.program.graph, planned.found
     calls = [call for call, _ in launches(lowered(planned.program, planned.schedule))]
     return Plan(
@@ -215,15 +219,21 @@ def plan(
     seed: int = 0,
     budget_s: float | None = BUDGET_S,
     iterations: int | None = None,
+    split: Sequence[str] = (),
+    accumulate: str = "float32",
 ) -> Plan:
     """Plans a model by reference: a zoo name, `file.py:factory` or `package.module:factory`.
 
     `max_slowdown` is a factor of eager's time; `memory_limit` is bytes, a size such as "8GiB", or a share of eager's
     peak (0.4 or "40%"). Without `budget_s` and `iterations` the search goes on until nothing better is in sight.
+    `split` asks for regions, such as "batch=4" or "heads=2@encoder.layer.0", each inside those before it where they
+    overlap: the plan has exactly these. `accumulate` is the type in which sums of half-precision parts are kept: "float32"
+    or "same".
     Raises UsageError for limits that nothing can keep to, and what `make_plan` raises."""
     sizes = {"batch": batch, "seq": seq, "image": image}
     wanted = check_limits(max_slowdown, memory_limit)
-    return make_plan(resolve(model, sizes, seed), device, limits=wanted, budget=check_budget(budget_s, iterations))
+    allowed, cut = check_budget(budget_s, iterations), check_splits(split, accumulate)
+    return make_plan(resolve(model, sizes, seed), device, limits=wanted, budget=allowed, splits=cut)
 
 
 def program_hash(plan: Plan) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from math import isclose
 
 from magis.api.costs import Costs, Progress, silent
-from magis.api.limits import DEFAULT_BUDGET, NO_LIMITS, Budget, Limits
+from magis.api.limits import DEFAULT_BUDGET, NO_LIMITS, NO_SPLITS, Budget, Limits, Splits
 from magis.api.lowering import lowered
+from magis.api.splits import split_by_hand
 from magis.api.units import human_percent
+from magis.errors import UsageError
+from magis.fission.parts import CannotSplitError
 from magis.fission.tree import Program
 from magis.ir.graph import Graph, Schedule
 from magis.lower.launches import launches
@@ -16,10 +20,12 @@ from magis.lower.lower import lower
 from magis.schedule.incremental import Scheduled
 from magis.search.objective import Objective
 from magis.search.search import INTERRUPTED, Found, Search, Watch
-from magis.search.splitting import Prices, Splitter
 from magis.search.state import MState
 from magis.sim.estimate import Estimate
 from magis.sim.simulate import simulate
+
+MEASURED_SEARCHES = 3
+"""Most searches when operators are measured: each knows more about the parts that the one before chose."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,10 @@ def plan_step(
     limits: Limits = NO_LIMITS,
     budget: Budget = DEFAULT_BUDGET,
     progress: Progress = silent,
+    splits: Splits = NO_SPLITS,
 ) -> Planned:
-    """The best program found for a captured step (`schedule` is eager's order); the step itself without limits.
+    """The best program found for a captured step (`schedule` is eager's order); the step itself without limits; exactly
+    the regions that are asked for by `splits`, if any are.
 
     Ctrl-C during the search ends it and keeps the best program so far."""
     routine = lower(Program(graph), schedule)
@@ -57,22 +65,37 @@ def plan_step(
     baseline = simulate(routine, costs.latency_s, costs.workspace_bytes)
     base = MState.of(Scheduled.of(graph, schedule, costs.workspace_bytes), costs.latency_s)
     objective = _objective(limits, baseline)
-    if limits == NO_LIMITS:
+    if splits.wanted:
+        found = _by_hand(base, objective, costs, splits, progress)
+    elif limits == NO_LIMITS:
         found = replace(Search(base, objective, costs.latency_s, iterations=0).run(), stop_reason="no limit")
     else:
-        found = _search(base, objective, costs, budget, _watch(progress, baseline))
+        found = _searched(base, objective, costs, budget, progress, baseline, splits.wide)
     best = found.best
     optimized = simulate(lowered(best.program, best.schedule), costs.latency_s, costs.workspace_bytes)
     assert optimized.peak_bytes == best.peak_bytes and isclose(optimized.latency_s, best.latency_s, rel_tol=1e-9)
     return Planned(best.program, best.schedule, baseline, optimized, found.met, objective.max_peak_bytes, found)
 
 
-def _search(base: MState, objective: Objective, costs: Costs, budget: Budget, watch: Watch) -> Found:
+def _by_hand(base: MState, objective: Objective, costs: Costs, splits: Splits, progress: Progress) -> Found:
+    """The state with the regions asked for, as if a search had found it."""
+    started = time.perf_counter()
+    program, history = split_by_hand(base.graph, splits)
+    splitter = _splitter(costs, splits.wide)
+    try:
+        state = splitter.state(program, history)
+        costs.prepare((call for call, _ in launches(lowered(program, state.schedule))), progress)
+        state = splitter.state(program, history)
+    except CannotSplitError as error:
+        raise UsageError(f"this split cannot run: {error}") from None
+    met = objective.met(state.latency_s, state.peak_bytes)
+    seconds = time.perf_counter() - started
+    return Found(state, met, 1, seconds, seconds, "made by hand")
+
+
+def _search(base: MState, objective: Objective, costs: Costs, budget: Budget, watch: Watch, wide: bool) -> Found:
     """The search; for a limit on memory alone that it misses, in the time that is left also one for the least peak,
     which knows nothing of the limit: so limits that cannot be met end at the same peak."""
-    from magis.aten.infer import infer
-
-    splitter = Splitter(Prices(costs.latency_s, costs.workspace_bytes, infer))
     found = Search(base, objective, costs.latency_s, budget.seconds, budget.iterations, watch, splitter).run()
     left_s = None if budget.seconds is None else budget.seconds - found.seconds
     missed = objective.max_latency_s is None and not found.met and found.stop_reason != INTERRUPTED

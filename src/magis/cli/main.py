@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from magis import __version__
-from magis.cli import devices, models, ops, plan, run, show, why
+from magis.cli import devices, dims, models, ops, plan, run, show, why
 from magis.errors import InfeasibleError, MagisError, MismatchError, UsageError
 
 DONE, FAILED, USAGE, LIMIT_NOT_MET, NOT_PROVEN, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -42,7 +42,7 @@ def _options(
     pass
 
 
-for command in (models, devices, plan, run, show, why):
+for command in (models, devices, dims, plan, run, show, why):
     app.command(command.__name__.rpartition(".")[2])(command.command)
 app.add_typer(ops.app, name="ops")
 

@@ -14,9 +14,11 @@ from magis.cli.output import guarded_stdout, note, print_table, working, write, 
 
 if TYPE_CHECKING:
     from magis.api.plan import Plan
+    from magis.api.regions import Region
 
 
 LIMIT_NOT_MET = 3
+BY_HAND = "made by hand"
 
 
 def command(
@@ -54,15 +56,28 @@ def command(
         int | None,
         typer.Option("--iterations", metavar="N", help="States that the search may try: the same end everywhere."),
     ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--split",
+            metavar="DIM=PARTS[@MODULE]",
+            help="Make exactly this region, without a search; may be repeated, and nests. `magis dims` lists DIM.",
+        ),
+    ] = None,
+    accumulate: Annotated[
+        str,
+        typer.Option("--accumulate", metavar="T", help="Keep sums of half-precision parts in float32, or the same."),
+    ] = "float32",
     as_json: Json = False,
 ) -> None:
     """Plan a model's training step within limits on time or memory, and write the plan to a file."""
     from magis.api.limits import budget as search_budget
-    from magis.api.limits import limits
+    from magis.api.limits import limits, splits
     from magis.api.models import resolve
 
     seconds = BUDGET_S if budget is None and iterations is None else budget
     wanted, allowed = limits(max_slowdown, memory), search_budget(seconds, iterations)
+    cut = splits(split or (), accumulate)
     source = resolve(model, sizes(batch, seq, image), seed)
     with guarded_stdout(as_json), working(f"loading {model}") as progress:
         from magis.api.plan import make_plan
@@ -70,7 +85,7 @@ def command(
 
         path = output or default_path(model)
         check_writable(path)
-        plan = make_plan(source, device, progress, wanted, allowed)
+        plan = make_plan(source, device, progress, wanted, allowed, cut)
         save_plan(plan, path)
     if as_json:
         write_json(summary(plan, path))
@@ -132,12 +147,25 @@ def _print(plan: Plan, path: Path) -> None:
     write(f"\nwritten to {path}; `magis run {path}` runs it and proves its numbers\n")
 
 
+def region_line(region: Region) -> str:
+    """One line about a region."""
+    inside = "" if region.parent is None else f", inside region {region.parent}"
+    name = f"{region.dimension} of {region.length}" if region.dimension else f"length {region.length}"
+    return f"region {region.id}: {name} in {region.parts} parts, {region.nodes} operators{inside}\n"
+
+
 def _print_search(plan: Plan) -> None:
     """How the plan was found."""
     from magis.api.plan import ratio
     from magis.api.show import recomputed
 
     search = plan.search
+    for region in plan.regions:
+        write(f"\n{region_line(region)}" if region.id == 0 else region_line(region))
+    if plan.regions:
+        write("\n" if not search.starts else "")
+    if search.stop_reason == BY_HAND:
+        return
     if plan.limit.max_slowdown is None and plan.limit.memory_bytes is None:
         write("\nno limit given: this is eager's step; pass --max-slowdown 1.10 or --memory 50% to make it smaller\n")
         return

@@ -9,6 +9,7 @@ import typer
 from magis.api.units import human_bytes, human_seconds
 from magis.cli.options import Json, PlanPath
 from magis.cli.output import guarded_stdout, working, write, write_json
+from magis.cli.plan import region_line
 from magis.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def contents(shown: ProgramView) -> dict[str, Any]:
         "digest": plan.digest,
         "peak": {"bytes": shown.peak_bytes, "step": shown.peak_step},
         "operators": shown.operators,
+        "regions": plan.regions,
         "program": plan.program,
         "schedule": [int(number) for number in plan.schedule.split()],
         "certificate": plan.certificate,
@@ -68,6 +70,7 @@ def heading(plan: Plan) -> str:
         f"{human_bytes(plan.baseline.peak_bytes)}, latency {human_seconds(plan.optimized.latency_s)} of "
         f"{human_seconds(plan.baseline.latency_s)} ({plan.latency_source})",
         *_limits(plan),
+        *(region_line(region).rstrip("\n") for region in plan.regions),
         _proof(plan),
     ]
     return "".join(f"# {line}\n" for line in lines)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import rustworkx
 
 from magis.fission.dim_graph import DimGraph, Vertex
+from magis.fission.dimensions import component_names
 from magis.fission.pieces import Pieces
 from magis.fission.region import boundary
 from magis.fission.tree import Fission
@@ -118,9 +119,9 @@ class Analyzer:
             return
         scored = self.scores(component)
         for each in select(scored, self.tree, max_levels):
-            regions = self.pieces.of(component, [self._ids[i] for i in _members(each.below)])
-            if regions and self._shrinks(regions[0]):
-                yield regions[0]
+            name = component_names(self.dims)[component[0]]
+            regions = self.pieces.of(component, [self._ids[i] for i in _members(each.below)], name)
+            yield from filter(self._shrinks, regions)
 
     def _shrinks(self, fission: Fission) -> bool:
         """Whether enough of what is hot stays inside: whole results are there in any case."""

@@ -73,8 +73,12 @@ def covered_bytes(dims: DimGraph, vertices: Iterable[Vertex]) -> int:
 
 
 def component_names(dims: DimGraph) -> Mapping[Vertex, str]:
-    """The name of every vertex's dimension."""
+    """The name of every vertex's dimension; worked out once for each D-Graph."""
+    known = dims.__dict__.get("_names")
+    if isinstance(known, dict):
+        return known
     found: dict[Vertex, str] = {}
+    dims.__dict__["_names"] = found
     tables = {
         dims.graph.spec(node.inputs[0]).shape[0]
         for node in dims.graph.nodes.values()

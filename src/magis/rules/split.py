@@ -14,7 +14,9 @@ from typing import ClassVar
 
 from magis.fission.carve import carve
 from magis.fission.dim_graph import DimGraph, Vertex, dim_graph
+from magis.fission.dimensions import component_names
 from magis.fission.parts import CannotSplitError
+from magis.fission.pieces import Pieces
 from magis.fission.region import check
 from magis.fission.tree import Cut, Fission, Program
 from magis.ir.edit import GraphEdit
@@ -24,13 +26,38 @@ from magis.schedule.incremental import Scheduled
 
 
 def split_site(fission: Fission, dims: DimGraph) -> Site:
-    """The site that makes a region of these nodes and loops: parts, a node and the number of its loop in the D-Graph
-    (whose component has the other nodes' loops), and all nodes."""
+    """The site that makes a region of these nodes and loops: parts, whether sums of half-precision parts are kept in
+    float32, a node and the number of its loop in the D-Graph (whose component has the other nodes' loops), all nodes.
+
+    Raises CannotSplitError when the D-Graph has no such loop."""
+    seed = _seed(fission, dims)
+    return (fission.parts, int(fission.wide), seed.node, seed.number, *sorted(fission.region))
+
+
+def _seed(fission: Fission, dims: DimGraph) -> Vertex:
     for node in sorted(fission.region):
         for number, refined in enumerate(dims.loops[node]):
             if refined.cut == fission.cuts[node]:
-                return (fission.parts, node, number, *sorted(fission.region))
+                return Vertex(node, number)
     raise CannotSplitError("none of the region's loops is in the D-Graph")
+
+
+def fitting(program: Program, fission: Fission) -> list[Fission]:
+    """The convex pieces of a region that lie wholly inside, or wholly around, each region that runs in parts already;
+    the region itself if it does."""
+    overlapping: list[frozenset[NodeId]] = [
+        other.region
+        for root in program.enabled
+        for other in root.walk()
+        if fission.region & other.region and not (other.region < fission.region or fission.region < other.region)
+    ]
+    if not overlapping:
+        return [fission]
+    dims = dim_graph(program.graph)
+    component = dims.strict_component(_seed(fission, dims))
+    inside = fission.region.intersection(min(overlapping, key=lambda region: (len(region), min(region))))
+    pieces = Pieces(dims).of(component, inside, fission.dimension)
+    return [replace(piece, parts=fission.parts, wide=fission.wide) for piece in pieces]
 
 
 class Split:
@@ -50,9 +77,11 @@ class Split:
             return None
 
 
-def fission_at(graph: Graph, site: Site, dimension: str = "", wide: bool = True) -> Fission:
+def fission_at(graph: Graph, site: Site) -> Fission:
     """The region of a site. Raises CannotSplitError when the graph has none there."""
-    parts, seed, number, *nodes = site
+    if len(site) < 5:
+        raise CannotSplitError("no region is given")
+    parts, wide, seed, number, *nodes = site
     dims = dim_graph(graph)
     vertex = Vertex(NodeId(seed), number)
     component = dims.strict_component(vertex)
@@ -64,7 +93,8 @@ def fission_at(graph: Graph, site: Site, dimension: str = "", wide: bool = True)
     if cuts.keys() != wanted or not cuts:
         raise CannotSplitError("not independent: not all of these nodes have a loop along that dimension")
     length = next(iter(cuts.values())).length
-    return Fission(frozenset(wanted), cuts, length, parts, dimension=dimension, wide=wide)
+    name = component_names(dims).get(vertex, "")
+    return Fission(frozenset(wanted), cuts, length, parts, dimension=name, wide=bool(wide))
 
 
 def split(program: Program, fission: Fission) -> Change:

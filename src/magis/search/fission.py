@@ -18,7 +18,7 @@ from magis.fission.parts import CannotSplitError
 from magis.fission.tree import Fission, Program, sections
 from magis.lower.lower import lower
 from magis.rules.loosen import Loosen, loose_ends
-from magis.rules.split import Parts, Split, split, split_site
+from magis.rules.split import Parts, Split, fitting, split, split_site
 from magis.search.objective import SLACK, Objective
 from magis.search.rounds import selected
 from magis.search.splitting import SplitState, Splitter
@@ -31,6 +31,10 @@ LADDER = 24
 """Most numbers of parts that a whole step is tried in."""
 REFINED = 6
 """Of how many starts the bodies are planned."""
+NESTED = 3
+"""Numbers of parts in which a region inside or beside others is tried."""
+WORTHWHILE = 0.02
+"""By which share of eager's peak a region's first parts have to lower it for more parts to be tried at once."""
 BEYOND = 1.25
 """By how much a start may exceed the latency allowed before larger numbers of parts are not tried any more."""
 
@@ -48,7 +52,10 @@ class _Entry:
 class FissionSearch:
     """States with regions, of a captured step. `splitter` makes and prices them."""
 
-    def __init__(self, base: MState, objective: Objective, splitter: Splitter, remaining_s: Remaining) -> None:
+    def __init__(
+        self, base: MState, objective: Objective, splitter: Splitter, remaining_s: Remaining, wide: bool = True
+    ) -> None:
+        self.wide = wide
         self.objective, self.splitter, self.remaining_s = objective, splitter, remaining_s
         self.base = base
         self.queue: list[_Entry] = []
@@ -83,13 +90,27 @@ class FissionSearch:
         forest = nested(self._analyzed(self.splitter.state(program)))
         for root in forest:
             for parts in ladder(root.length):
-                state = self._split(program, history, replace(root, parts=parts, children=()))
+                state = self._split(program, history, replace(root, parts=parts, children=(), wide=self.wide))
                 if state is None:
                     break
-                yield f"{len(root.region)} operators in {parts}{STARTED}", state
+                yield f"{root.dimension} of {len(root.region)} operators in {parts}{STARTED}", state
                 limit = self.objective.max_latency_s
                 if limit is not None and state.latency_s > BEYOND * limit:
                     break
+                if state.peak_bytes > (1 - WORTHWHILE) * self.base.peak_bytes:
+                    break
+
+    def samples(self) -> Iterator[SplitState]:
+        """Whole steps in 2, 4, 8, ... parts, as far as there are regions worth it."""
+        program, history = self._loosened()
+        for root in nested(self._analyzed(self.splitter.state(program))):
+            parts = 2
+            while parts <= root.length:
+                state = self._split(program, history, replace(root, parts=parts, children=(), wide=self.wide))
+                if state is None or state.peak_bytes > (1 - WORTHWHILE) * self.base.peak_bytes:
+                    break
+                yield state
+                parts *= 2
 
     def _loosened(self) -> tuple[Program, tuple[Step, ...]]:
         program = Program(self.base.graph)
@@ -191,12 +212,13 @@ class FissionSearch:
         """Enables candidates for the hot-spots of the state: inside its regions along other dimensions, or beside
         them; and lifts: the candidate that contains a region, in its place."""
         for candidate in self._analyzed(plain):
-            for parts in ladder(candidate.length)[:3]:
-                fission = replace(candidate, parts=parts)
-                if self._is_new(plain.program.ftree, fission):
-                    state = self._split(plain.program, plain.history, fission)
-                    if state is not None:
-                        yield "enable", state
+            for fitted in fitting(plain.program, candidate):
+                for parts in ladder(fitted.length)[:NESTED]:
+                    fission = replace(fitted, parts=parts, wide=self.wide)
+                    if self._is_new(plain.program.ftree, fission):
+                        state = self._split(plain.program, plain.history, fission)
+                        if state is not None:
+                            yield f"{fission.dimension} in {parts} inside or beside", state
 
     def _state(self, program: Program, history: tuple[Step, ...]) -> SplitState | None:
         key = _essence(program.ftree)

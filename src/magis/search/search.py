@@ -187,7 +187,7 @@ class Search:
         if self._splitter is None:
             return
         self._doing = "splitting"
-        found = FissionSearch(self._base, self._objective, self._splitter, self._remaining_s)
+        found = FissionSearch(self._base, self._objective, self._splitter, self._remaining_s, self._splitter.wide)
         for name, state in found.states():
             if name.endswith(STARTED):
                 self._starts.append(StartReport(name, state.peak_bytes, state.latency_s))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from magis.fission.contract import HAND_OUT, REGION, SLICE, RegionCost, body, contracted, expanded
@@ -72,10 +72,10 @@ class SplitState:
 
 @dataclass
 class Splitter:
-    """Makes states of programs with regions. Costs of regions are remembered."""
+    """Makes states of programs with regions. `wide`: sums of half-precision parts are kept in float32."""
 
     prices: Prices
-    _known: dict[tuple[object, ...], RegionCost] = field(default_factory=dict)
+    wide: bool = True
 
     def state(
         self,
