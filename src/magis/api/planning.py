@@ -93,7 +93,57 @@ def _by_hand(base: MState, objective: Objective, costs: Costs, splits: Splits, p
     return Found(state, met, 1, seconds, seconds, "made by hand")
 
 
-def _search(base: MState, objective: Objective, costs: Costs, budget: Budget, watch: Watch, wide: bool) -> Found:
+def _searched(
+    base: MState,
+    objective: Objective,
+    costs: Costs,
+    budget: Budget,
+    progress: Progress,
+    baseline: Estimate,
+    wide: bool,
+) -> Found:
+    """What the search finds. Where operators are measured, those of parts are too: first of whole steps in some numbers
+    of parts, then of the plan found; if the limits do not hold then, the search is made again."""
+    splitter = _splitter(costs, wide)
+    watch = _watch(progress, baseline)
+    if costs.source == "simulated":
+        return _search(base, objective, costs, budget, watch, splitter)
+    likely = FissionSearch(base, objective, splitter, lambda: None, wide).samples()
+    costs.prepare([call for state in likely for call in _calls(state)], progress)
+    found = _search(base, objective, costs, budget, watch, splitter)
+    for _ in range(MEASURED_SEARCHES - 1):
+        costs.prepare(_calls(found.best), progress)
+        best = _repriced(found.best, costs, splitter)
+        found = replace(found, best=best, met=objective.met(best.latency_s, best.peak_bytes))
+        if found.met or found.stop_reason == INTERRUPTED:
+            return found
+        found = _search(base, objective, costs, budget, watch, splitter)
+    costs.prepare(_calls(found.best), progress)
+    best = _repriced(found.best, costs, splitter)
+    return replace(found, best=best, met=objective.met(best.latency_s, best.peak_bytes))
+
+
+def _calls(best: Solution) -> list[Call]:
+    return [call for call, _ in launches(lowered(best.program, best.schedule))]
+
+
+def _repriced(best: Solution, costs: Costs, splitter: Splitter) -> Solution:
+    """The same solution by what is measured now."""
+    if isinstance(best, SplitState):
+        return splitter.state(best.program, best.history, best.orders, best.top.schedule)
+    scheduled = Scheduled.of(best.program.graph, best.schedule, costs.workspace_bytes)
+    return replace(MState.of(scheduled, costs.latency_s), history=best.history)
+
+
+def _splitter(costs: Costs, wide: bool) -> Splitter:
+    from magis.aten.infer import infer
+
+    return Splitter(Prices(costs.latency_s, costs.workspace_bytes, infer), wide)
+
+
+def _search(
+    base: MState, objective: Objective, costs: Costs, budget: Budget, watch: Watch, splitter: Splitter
+) -> Found:
     """The search; for a limit on memory alone that it misses, in the time that is left also one for the least peak,
     which knows nothing of the limit: so limits that cannot be met end at the same peak."""
     found = Search(base, objective, costs.latency_s, budget.seconds, budget.iterations, watch, splitter).run()

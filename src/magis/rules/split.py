@@ -55,7 +55,8 @@ def fitting(program: Program, fission: Fission) -> list[Fission]:
         return [fission]
     dims = dim_graph(program.graph)
     component = dims.strict_component(_seed(fission, dims))
-    inside = fission.region.intersection(min(overlapping, key=lambda region: (len(region), min(region))))
+    _, _, smallest = min((len(region), min(region), region) for region in overlapping)
+    inside = fission.region & smallest
     pieces = Pieces(dims).of(component, inside, fission.dimension)
     return [replace(piece, parts=fission.parts, wide=fission.wide) for piece in pieces]
 
