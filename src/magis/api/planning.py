@@ -14,13 +14,15 @@ from magis.api.units import human_percent
 from magis.errors import UsageError
 from magis.fission.parts import CannotSplitError
 from magis.fission.tree import Program
-from magis.ir.graph import Graph, Schedule
+from magis.ir.graph import Call, Graph, Schedule
 from magis.lower.launches import launches
 from magis.lower.lower import lower
 from magis.schedule.incremental import Scheduled
+from magis.search.fission import FissionSearch
 from magis.search.objective import Objective
 from magis.search.search import INTERRUPTED, Found, Search, Watch
-from magis.search.state import MState
+from magis.search.splitting import Prices, SplitState, Splitter
+from magis.search.state import MState, Solution
 from magis.sim.estimate import Estimate
 from magis.sim.simulate import simulate
 
