@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from magis.api.costs import Progress, silent
 from magis.api.models import ModelSource
 from magis.api.splits import loosened
-from magis.fission.dim_graph import dim_graph
-from magis.fission.dimensions import dimensions, modules_of
+from magis.fission.dimensions import all_dimensions, modules_of
 from magis.ir.graph import Graph
 
 
@@ -16,7 +15,8 @@ from magis.ir.graph import Graph
 class DimensionView:
     """One dimension: its name (as `--split` takes it), its length, of how many separate pieces of the network it
     consists, the operators it runs through, the bytes of their results, and as a share of all operators' results;
-    `modules` are those that it runs through."""
+    `modules` are those that it runs through; `halo`: it is read through
+    windows, so that parts overlap."""
 
     name: str
     length: int
@@ -25,6 +25,7 @@ class DimensionView:
     nbytes: int
     share: float
     modules: tuple[str, ...]
+    halo: bool
 
 
 def dims_of(source: ModelSource, progress: Progress = silent) -> tuple[DimensionView, ...]:
@@ -45,10 +46,12 @@ def views(graph: Graph) -> tuple[DimensionView, ...]:
         if spec is not None
     )
     found = []
-    for each in dimensions(dim_graph(program.graph)):
+    for each in all_dimensions(program.graph):
         nodes = {vertex.node for component in each.components for vertex in component}
         share = each.nbytes / everything if everything else 0.0
         modules = tuple(modules_of(program.graph, nodes))
         count = len(each.components)
-        found.append(DimensionView(each.name, each.length, count, each.operators, each.nbytes, share, modules))
+        found.append(
+            DimensionView(each.name, each.length, count, each.operators, each.nbytes, share, modules, each.halo)
+        )
     return tuple(found)

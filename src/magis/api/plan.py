@@ -238,7 +238,7 @@ def plan(
 
 def program_hash(plan: Plan) -> str:
     """Identifies a plan's program and its order, to the letter."""
-    regions = "".join(f"{r.parent} {r.length} {r.parts} {r.wide} {r.cuts}\n" for r in plan.regions)
+    regions = "".join(f"{r.parent} {r.length} {r.parts} {r.wide} {r.halo} {r.cuts}\n" for r in plan.regions)
     return short_hash(f"{plan.program}\n{plan.schedule}\n{regions}" if regions else f"{plan.program}\n{plan.schedule}")
 
 

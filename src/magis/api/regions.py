@@ -15,7 +15,7 @@ class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the graph that runs in `parts` pieces along a dimension of that length; `nodes` of them.
 
     `cuts` says for each node which loop is split, as `node:loop.outer.length`; sums of half-precision parts are kept in
-    float32 if `wide`."""
+    float32 if `wide`. With a `halo`, parts overlap where they read through windows."""
 
     id: int
     parent: int | None
@@ -24,6 +24,7 @@ class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parts: int
     nodes: int
     wide: bool
+    halo: bool
     cuts: str
 
 
@@ -39,7 +40,9 @@ def _listed(forest: Sequence[Fission]) -> Iterator[Region]:
         fission, parent = todo.pop()
         cuts = " ".join(f"{n}:{cut.loop}.{cut.outer}.{cut.length}" for n, cut in sorted(fission.cuts.items()))
         size = len(fission.region)
-        yield Region(number, parent, fission.dimension, fission.length, fission.parts, size, fission.wide, cuts)
+        yield Region(
+            number, parent, fission.dimension, fission.length, fission.parts, size, fission.wide, fission.halo, cuts
+        )
         todo += [(child, number) for child in reversed(fission.children)]
         number += 1
 
@@ -58,7 +61,8 @@ def _forest(children: dict[int | None, list[Region]], parent: int | None) -> tup
     found = []
     for region in children.get(parent, []):
         cuts = dict(map(_cut, region.cuts.split()))
-        if len(cuts) != region.nodes or len({cut.length for cut in cuts.values()} | {region.length}) != 1:
+        lengths = {cut.length for cut in cuts.values()}
+        if len(cuts) != region.nodes or max(lengths) != region.length or (len(lengths) > 1 and not region.halo):
             raise PlanError(f"its region {region.id} has other nodes or another length than it says")
         inside = _forest(children, region.id)
         found.append(Fission(frozenset(cuts), cuts, region.length, region.parts, inside, region.dimension, region.wide))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
 from magis.api.limits import SplitRequest, Splits
 from magis.errors import UsageError
-from magis.fission.dim_graph import Vertex, dim_graph
-from magis.fission.dimensions import Dimension, dimensions, modules_of
+from magis.fission.dimensions import Dimension, all_dimensions, modules_of
 from magis.fission.parts import CannotSplitError
 from magis.fission.pieces import Pieces
 from magis.fission.region import is_view
@@ -45,12 +45,12 @@ def _requested(program: Program, request: SplitRequest, wide: bool) -> tuple[Pro
     regions = _regions(program.graph, request)
     largest = max((_bytes(program.graph, region) for region in regions), default=0)
     for region in regions:
-        wanted = Fission(region.region, region.cuts, region.length, request.parts, (), request.dimension, wide)
+        wanted = replace(region, parts=request.parts, wide=wide)
         for piece in fitting(program, wanted):
             if not _is_worth_it(program.graph, piece, largest) or piece.length < 2:
                 continue
             try:
-                site = split_site(piece, dim_graph(program.graph))
+                site = split_site(piece, program.graph)
                 change = split(program, piece)
             except CannotSplitError as error:
                 refusals.append(str(error))
@@ -66,8 +66,7 @@ def _requested(program: Program, request: SplitRequest, wide: bool) -> tuple[Pro
 
 def _regions(graph: Graph, request: SplitRequest) -> list[Fission]:
     """The convex pieces of the dimension in the module, largest first."""
-    dims = dim_graph(graph)
-    known = dimensions(dims)
+    known = all_dimensions(graph)
     named = [dimension for dimension in known if dimension.name == request.dimension]
     if not named:
         names = ", ".join(dict.fromkeys(dimension.name for dimension in known))
@@ -75,13 +74,14 @@ def _regions(graph: Graph, request: SplitRequest) -> list[Fission]:
     inside = None if not request.module else set(_in_module(graph, request.module))
     if inside is not None and not inside:
         raise UsageError(f"no operator belongs to a module {request.module!r}; {_modules(graph)}")
-    pieces = Pieces(dims)
-    found = [piece for component in _components(named) for piece in pieces.of(component, inside, request.dimension)]
+    found = [piece for dimension in named for piece in _pieces(dimension, inside)]
     return sorted(found, key=lambda f: (-len(f.region), min(f.region)))
 
 
-def _components(named: Sequence[Dimension]) -> Iterator[tuple[Vertex, ...]]:
-    return (component for dimension in named for component in dimension.components)
+def _pieces(dimension: Dimension, inside: set[NodeId] | None) -> Iterator[Fission]:
+    pieces = Pieces(dimension.dims)
+    for component in dimension.components:
+        yield from pieces.of(component, inside, dimension.name)
 
 
 def _in_module(graph: Graph, module: str) -> Iterator[NodeId]:

@@ -168,6 +168,14 @@ def dim_graph(graph: Graph) -> DimGraph:
     return found
 
 
+def window_graph(graph: Graph) -> DimGraph:
+    """The D-Graph of whole dimensions, those that are read through windows included: of regions with a halo."""
+    found = graph.__dict__.get("_window_graph")
+    if not isinstance(found, DimGraph):
+        found = graph.__dict__["_window_graph"] = _Whole(graph).dim_graph()
+    return found
+
+
 @dataclass
 class _Factors:
     """Lengths of factors that are known to be the same, and how they divide further: union-find over classes, each
@@ -281,7 +289,7 @@ class _Build:
                 loops[node.id] = list(self._of_input(Value(node.id)))
             else:
                 loops[node.id] = list(self._refined(node.id, node.inputs))
-        return DimGraph(self.graph, loops, self._edges(loops))
+        return DimGraph(self.graph, loops, _edges(self.graph, loops))
 
     def _class(self, value: Value, dim: int) -> int:
         key = (value, dim)
@@ -338,20 +346,48 @@ class _Build:
                     yield Refined(Cut(number, outer, factor), loop.refined(outer, factor))
                 outer *= factor
 
-    def _edges(self, loops: Mapping[NodeId, Sequence[Refined]]) -> dict[Vertex, Sequence[Vertex]]:
-        made: dict[tuple[Value, Axis], list[Vertex]] = {}
-        for node, found in loops.items():
-            for index, refined in enumerate(found):
-                for output, role in enumerate(refined.loop.roles):
-                    if isinstance(role, Concat):
-                        made.setdefault((Value(node, output), role.axis), []).append(Vertex(node, index))
-        edges: dict[Vertex, Sequence[Vertex]] = {}
-        for node, found in loops.items():
-            inputs = self.graph.nodes[node].inputs
-            for index, refined in enumerate(found):
-                linked: dict[Vertex, None] = {}
-                for value, axis in zip(inputs, refined.loop.inputs):
-                    if axis is not None:
-                        linked.update(dict.fromkeys(made.get((value, axis), ())))
-                edges[Vertex(node, index)] = tuple(linked)
-        return edges
+
+class _Whole:
+    """Dimensions as they are, not divided."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def dim_graph(self) -> DimGraph:
+        loops: dict[NodeId, Sequence[Refined]] = {}
+        for node in self.graph.nodes_in_order():
+            found: list[Refined] = []
+            if node.is_input:
+                for dim, length in enumerate(self.graph.spec(Value(node.id)).shape):
+                    if length > 1:
+                        found.append(Refined(Cut(-1, 1, length), Loop((), (Concat(Axis(dim, length)),))))
+            elif not node.writes and node.stream is None:
+                for number, loop in enumerate(rule_for(node.op).loops(self.graph.call(node))):
+                    if self._is_whole(node.id, node.inputs, loop):
+                        found.append(Refined(Cut(number, 1, loop.length), loop))
+            loops[node.id] = found
+        return DimGraph(self.graph, loops, _edges(self.graph, loops))
+
+    def _is_whole(self, node: NodeId, inputs: Sequence[Value], loop: Loop) -> bool:
+        axes = [(value, axis) for value, axis in zip(inputs, loop.inputs) if axis is not None]
+        axes += [(Value(node, i), r.axis) for i, r in enumerate(loop.roles) if isinstance(r, Concat)]
+        return all(self.graph.spec(value).shape[axis.dim] == axis.length for value, axis in axes)
+
+
+def _edges(graph: Graph, loops: Mapping[NodeId, Sequence[Refined]]) -> dict[Vertex, Sequence[Vertex]]:
+    made: dict[tuple[Value, Axis], list[Vertex]] = {}
+    for node, found in loops.items():
+        for index, refined in enumerate(found):
+            for output, role in enumerate(refined.loop.roles):
+                if isinstance(role, Concat):
+                    made.setdefault((Value(node, output), role.axis), []).append(Vertex(node, index))
+    edges: dict[Vertex, Sequence[Vertex]] = {}
+    for node, found in loops.items():
+        inputs = graph.nodes[node].inputs
+        for index, refined in enumerate(found):
+            linked: dict[Vertex, None] = {}
+            for value, axis in zip(inputs, refined.loop.inputs):
+                if axis is not None:
+                    linked.update(dict.fromkeys(made.get((value, axis), ())))
+            edges[Vertex(node, index)] = tuple(linked)
+    return edges

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from magis.fission.dim_graph import DimGraph, Vertex
+from magis.fission.dim_graph import DimGraph, Vertex, dim_graph, window_graph
 from magis.ir.graph import Graph, Node, NodeId, Value
 from magis.ops.arguments import int_at
 from magis.ops.loop import Axis, Concat
@@ -21,6 +21,7 @@ NAMES = (
     "height",
     "width",
     "depth",
+    "length",
     "vocabulary",
     "classes",
     "heads",
@@ -29,6 +30,7 @@ NAMES = (
     "features",
 )
 OTHER = "other"
+SPACE = ("height", "width", "depth", "length")
 _SPACE = {3: ("length",), 4: ("height", "width"), 5: ("depth", "height", "width")}
 _ACTIVATIONS = ("gelu", "relu", "silu", "tanh", "sigmoid", "leaky_relu", "threshold")
 
@@ -43,22 +45,39 @@ class Dimension:
     components: tuple[tuple[Vertex, ...], ...]
     operators: int
     nbytes: int
+    dims: DimGraph
+
+    @property
+    def halo(self) -> bool:
+        """Whether it is read through windows anywhere, so that parts overlap."""
+        return any(self.dims.loop(v).loop.window is not None for component in self.components for v in component)
+
+
+def all_dimensions(graph: Graph) -> list[Dimension]:
+    """All dimensions of a graph, those that cover most bytes first. A dimension of space is taken as a whole, with the
+    windows through which it is read, where more lies along it then."""
+    found = {(each.name, each.length): each for each in dimensions(dim_graph(graph))}
+    for each in dimensions(window_graph(graph)):
+        plain = found.get((each.name, each.length))
+        if each.name in SPACE and (plain is None or plain.nbytes < each.nbytes):
+            found[each.name, each.length] = each
+    return sorted(found.values(), key=lambda d: (-d.nbytes, d.name, d.length))
 
 
 def dimensions(dims: DimGraph) -> list[Dimension]:
-    """All dimensions by name and length, those that cover most bytes first."""
+    """All dimensions of a D-Graph by name and length, those that cover most bytes first."""
     names = component_names(dims)
     grouped: dict[tuple[str, int], list[tuple[Vertex, ...]]] = {}
     for component in dims.strict_components:
         if any(not dims.graph.nodes[vertex.node].is_input for vertex in component):
-            length = dims.loop(component[0]).loop.length
+            length = max(dims.loop(vertex).loop.length for vertex in component)
             grouped.setdefault((names[component[0]], length), []).append(component)
     found = []
     for (name, length), components in grouped.items():
         vertices = [vertex for component in components for vertex in component]
         operators = {vertex.node for vertex in vertices if not dims.graph.nodes[vertex.node].is_input}
         nbytes = covered_bytes(dims, vertices)
-        found.append(Dimension(name, length, tuple(components), len(operators), nbytes))
+        found.append(Dimension(name, length, tuple(components), len(operators), nbytes, dims))
     return sorted(found, key=lambda d: (-d.nbytes, d.name, d.length))
 
 

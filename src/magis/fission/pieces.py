@@ -40,9 +40,13 @@ class Pieces:
             for piece in connected(self.graph, nodes):
                 for region in connected(self.graph, self._without_last_views(piece)):
                     own = {node: cuts[node] for node in sorted(region)}
-                    length = next(iter(own.values())).length
-                    found.append(Fission(region, own, length, dimension=dimension))
+                    length = max(cut.length for cut in own.values())
+                    halo = any(self._has_window(node, cut) for node, cut in own.items())
+                    found.append(Fission(region, own, length, dimension=dimension, halo=halo))
         return sorted(found, key=lambda f: (-len(f.region), min(f.region)))
+
+    def _has_window(self, node: NodeId, cut: Cut) -> bool:
+        return cut.of(self.graph.call(self.graph.nodes[node])).window is not None
 
     def _cuts(self, vertices: Iterable[Vertex]) -> dict[NodeId, Cut]:
         found: dict[NodeId, Cut] = {}

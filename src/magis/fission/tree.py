@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from magis.ir.graph import Call, Graph, NodeId
 from magis.ops.loop import Loop
@@ -29,7 +29,7 @@ class Fission:
 
     `parts == 1` is a candidate that changes nothing; `parts > 1` is enabled. The regions of `children` lie
     inside this one. `length` is how many positions there are to divide, `dimension` its name for people. Sums of
-    half-precision parts are kept in float32 if `wide`.
+    half-precision parts are kept in float32 if `wide`. With a `halo`, parts read overlapping slices through windows.
     """
 
     region: frozenset[NodeId]
@@ -39,6 +39,7 @@ class Fission:
     children: tuple[Fission, ...] = ()
     dimension: str = ""
     wide: bool = True
+    halo: bool = False
 
     @property
     def enabled(self) -> bool:
@@ -70,9 +71,7 @@ def _enabled(fission: Fission) -> Iterator[Fission]:
     if fission.parts == 1:
         yield from inside
     else:
-        yield Fission(
-            fission.region, fission.cuts, fission.length, fission.parts, inside, fission.dimension, fission.wide
-        )
+        yield replace(fission, children=inside)
 
 
 def sections(length: int, parts: int) -> tuple[tuple[int, int], ...]:

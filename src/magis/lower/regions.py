@@ -7,35 +7,25 @@ after    y = allocate();  for each part: h' = f(slice of x);  y[slice] = g(h')
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from magis.fission.parts import CannotSplitError, Infer, Part, Scope, loops_of, part
 from magis.fission.region import boundary
 from magis.fission.tree import Fission, sections
-from magis.ir.args import Slot
-from magis.ir.dtype import DType
-from magis.ir.graph import Call, Graph, NodeId, TensorSpec, Value, contiguous_strides
+from magis.ir.graph import Call, Graph, NodeId, Value
+from magis.lower.halo import lower_halo
+from magis.lower.results import Number, Results, piece_of
 from magis.lower.routine import (
-    Accumulate,
-    Allocate,
     Compute,
     Free,
     Instruction,
     Loop,
-    Piece,
     Register,
     Slice,
-    Write,
 )
-from magis.ops.loop import Axis, Concat, Reduce, Same, inner
+from magis.ops.loop import Axis, Reduce
 from magis.ops.registry import rule_for
-
-_START = {"sum": 0.0, "average": 0.0, "max": float("-inf"), "min": float("inf")}
-_HALF = (DType.F16, DType.BF16)
-
-Number = Callable[[Value | None], Register]
-"""Gives a new register, for a value of the graph or for what only a loop needs."""
 
 
 @dataclass
@@ -57,6 +47,8 @@ def lower_region(
 ) -> tuple[list[Instruction], dict[Value, Register]]:
     """The instructions of a region whose nodes run in `order`, and the registers of its results. `outside` has the
     registers of what it reads. Raises CannotSplitError."""
+    if fission.halo:
+        return lower_halo(fission, scope, order, outside, number, infer)
     return _Region(fission, scope, order, outside, number, infer).run()
 
 
@@ -73,84 +65,22 @@ class _Region:
         self.fission, self.scope, self.order = fission, scope, order
         self.outside, self.number, self.infer = outside, number, infer
         self.graph: Graph = scope.graph
-        self.outputs = boundary(self.graph, fission.region).outputs
         self.loops = loops_of(fission, scope)
         self.units = units(fission.children, order)
-        self.whole: dict[Value, Register] = {}
-        self.specs: dict[Value, TensorSpec] = {}
+        self.results = Results(fission, scope, self.loops, outside, number, infer)
 
     def run(self) -> tuple[list[Instruction], dict[Value, Register]]:
-        body: list[Instruction] = []
-        for value in self.outputs:
-            body += self._allocate(value)
+        body = self.results.allocate()
         before = 0
         length = self._length()
         for count, size in sections(length, min(self.fission.parts, length)):
-            body.append(Loop(count, tuple(self._part(size, before)), self._label()))
+            body.append(Loop(count, tuple(self._part(size, before)), self.fission.dimension))
             before += count * size
-        results = {}
-        for value in self.outputs:
-            more, results[value] = self._finish(value)
-            body += more
-        return body, results
-
-    def _label(self) -> str:
-        return self.fission.dimension
+        more, registers = self.results.finish()
+        return [*body, *more], registers
 
     def _length(self) -> int:
         return next(iter(self.loops.values())).length
-
-    def _role(self, value: Value) -> Concat | Reduce | Same:
-        role = self.loops[value.node].roles[value.output]
-        if not isinstance(role, (Concat, Reduce, Same)):
-            raise CannotSplitError(f"parts of %{value.node} do not give what is read outside")
-        return role
-
-    def _allocate(self, value: Value) -> list[Instruction]:
-        role, spec = self._role(value), self.scope.spec(value)
-        fill: float | None = None
-        if isinstance(role, Reduce):
-            fill = _START[role.by]
-            spec = replace(spec, strides=contiguous_strides(spec.shape))
-            if self.fission.wide and spec.dtype in _HALF:
-                spec = replace(spec, dtype=DType.F32)
-        spec = replace(spec, storage_bytes=spec.nbytes, alias_of=None, writes=False, offset=0)
-        register = self.whole[value] = self.number(value)
-        self.specs[value] = spec
-        if self.loops[value.node].once is not None:
-            return [Allocate(register, spec), *self._bias(value)]
-        return [Allocate(register, spec, fill)]
-
-    def _bias(self, value: Value) -> list[Instruction]:
-        """Starts a sum with the bias, which no part adds then."""
-        node, loop = self.graph.nodes[value.node], self.loops[value.node]
-        assert loop.once is not None
-        source = node.inputs[loop.once]
-        register, given, whole = self.outside[source], self.scope.spec(source), self.specs[value]
-        _, shape = rule_for(node.op).without_bias(self.scope.calls[node.id], loop)
-        body: list[Instruction] = []
-        dead = []
-        for op, target in (("aten.view.default", shape), ("aten.expand.default", whole.shape)):
-            call = Call(op, (Slot(0), target), (), (given,), (replace(given, storage_bytes=0, alias_of=0),))
-            call = replace(call, outputs=self.infer(call))
-            made = self.number(None)
-            body.append(Compute(node.id, call, (register,), (made,), node.origin))
-            dead.append(made)
-            register, given = made, _tensor(call)
-        piece = Piece(0, whole.shape[0], step=0)
-        return [*body, Write(self.whole[value], register, piece), Free(tuple(dead))]
-
-    def _finish(self, value: Value) -> tuple[list[Instruction], Register]:
-        """What follows the loop: half-precision sums that were kept in float32 are rounded once."""
-        register, spec, wanted = self.whole[value], self.specs[value], self.scope.spec(value)
-        if spec.dtype is wanted.dtype:
-            return [], register
-        rounded = replace(spec, dtype=wanted.dtype)
-        rounded = replace(rounded, storage_bytes=rounded.nbytes)
-        call = Call("aten._to_copy.default", (Slot(0),), (("dtype", wanted.dtype),), (spec,), (rounded,))
-        result = self.number(value)
-        node = self.graph.nodes[value.node]
-        return [Compute(node.id, call, (register,), (result,), node.origin), Free((register,))], result
 
     def _part(self, size: int, before: int) -> list[Instruction]:
         """The body for parts of one size, the first of which starts at position `before`."""
@@ -168,7 +98,7 @@ class _Body:
         self.frame = _Frame()
         self.left: Counter[Value] = Counter()
         self.slices_left: Counter[tuple[Value, Axis]] = Counter()
-        self.whole_outputs = set(region.outputs)
+        self.whole_outputs = set(region.results.outputs)
         for unit in region.units:
             for value, axis in self._reads(unit):
                 if value.node in region.fission.region:
@@ -260,7 +190,7 @@ class _Body:
         value = Value(node_id)
         if value not in self.whole_outputs or self.left[value] or len(call.outputs) != 1:
             return None
-        role, spec = self.region.loops[node_id].roles[0], self.region.specs[value]
+        role, spec = self.region.loops[node_id].roles[0], self.region.results.specs[value]
         into = rule_for(call.op).adding(call) if role == Reduce("sum") else None
         if into is None or call.outputs[0] is None or spec.dtype is not call.outputs[0].dtype:
             return None
@@ -270,20 +200,11 @@ class _Body:
         node = self.graph.nodes[node_id]
         made = self.region.number(value)
         self.frame.registers[value] = made
-        return Compute(node_id, adding, (*registers, self.region.whole[value]), (made,), node.origin)
+        return Compute(node_id, adding, (*registers, self.region.results.whole[value]), (made,), node.origin)
 
     def _hand_out(self, value: Value) -> list[Instruction]:
         """Puts a part of a result where it belongs."""
-        source, target = self.frame.registers[value], self.region.whole[value]
-        role, whole = self.region._role(value), self.region.specs[value]
-        if isinstance(role, Concat):
-            return [Write(target, source, piece_of(whole, role.axis, self.part.length, self.before))]
-        if isinstance(role, Same):
-            shape = whole.shape
-            return [Write(target, source, Piece(0, shape[0], step=0))] if shape else []
-        if role.by == "average":
-            return [Accumulate(target, source, scale=self.part.length / self.region._length())]
-        return [Accumulate(target, source, role.by)]
+        return self.region.results.hand_out(value, self.frame.registers[value], self.part.length, self.before)
 
     def _nested(self, fission: Fission, registers: list[Register]) -> list[Instruction]:
         assert self.inside is not None
@@ -327,15 +248,3 @@ def units(regions: Sequence[Fission], order: Sequence[NodeId]) -> list[NodeId | 
             seen.add(id(region))
             found.append(region)
     return found
-
-
-def piece_of(whole: TensorSpec, axis: Axis, length: int, before: int) -> Piece:
-    """The current part's elements along an axis, in a loop whose first part starts at position `before`."""
-    factor = inner(whole.shape, axis)
-    return Piece(axis.dim, length * factor, before * factor, axis.outer)
-
-
-def _tensor(call: Call) -> TensorSpec:
-    spec = call.outputs[0]
-    assert spec is not None
-    return spec

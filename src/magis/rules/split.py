@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from magis.fission.carve import carve
-from magis.fission.dim_graph import DimGraph, Vertex, dim_graph
+from magis.fission.dim_graph import DimGraph, Vertex, dim_graph, window_graph
 from magis.fission.dimensions import component_names
 from magis.fission.parts import CannotSplitError
 from magis.fission.pieces import Pieces
@@ -24,14 +24,22 @@ from magis.ir.graph import Graph, NodeId
 from magis.rules.base import Change, Latency, Site, changed
 from magis.schedule.incremental import Scheduled
 
+_WIDE, _HALO = 1, 2
 
-def split_site(fission: Fission, dims: DimGraph) -> Site:
-    """The site that makes a region of these nodes and loops: parts, whether sums of half-precision parts are kept in
-    float32, a node and the number of its loop in the D-Graph (whose component has the other nodes' loops), all nodes.
+
+def split_site(fission: Fission, graph: Graph) -> Site:
+    """The site that makes a region of these nodes and loops: parts; 1 if sums of half-precision parts are kept in
+    float32, plus 2 if it has a halo; a node and the number of its loop in the D-Graph (whose component has the other
+    nodes' loops); all nodes.
 
     Raises CannotSplitError when the D-Graph has no such loop."""
-    seed = _seed(fission, dims)
-    return (fission.parts, int(fission.wide), seed.node, seed.number, *sorted(fission.region))
+    seed = _seed(fission, _dims(graph, fission.halo))
+    flags = _WIDE * fission.wide + _HALO * fission.halo
+    return (fission.parts, flags, seed.node, seed.number, *sorted(fission.region))
+
+
+def _dims(graph: Graph, halo: bool) -> DimGraph:
+    return window_graph(graph) if halo else dim_graph(graph)
 
 
 def _seed(fission: Fission, dims: DimGraph) -> Vertex:
@@ -53,7 +61,7 @@ def fitting(program: Program, fission: Fission) -> list[Fission]:
     ]
     if not overlapping:
         return [fission]
-    dims = dim_graph(program.graph)
+    dims = _dims(program.graph, fission.halo)
     component = dims.strict_component(_seed(fission, dims))
     _, _, smallest = min((len(region), min(region), region) for region in overlapping)
     inside = fission.region & smallest
@@ -82,8 +90,9 @@ def fission_at(graph: Graph, site: Site) -> Fission:
     """The region of a site. Raises CannotSplitError when the graph has none there."""
     if len(site) < 5:
         raise CannotSplitError("no region is given")
-    parts, wide, seed, number, *nodes = site
-    dims = dim_graph(graph)
+    parts, flags, seed, number, *nodes = site
+    halo = bool(flags & _HALO)
+    dims = _dims(graph, halo)
     vertex = Vertex(NodeId(seed), number)
     component = dims.strict_component(vertex)
     cuts: dict[NodeId, Cut] = {}
@@ -93,9 +102,9 @@ def fission_at(graph: Graph, site: Site) -> Fission:
             cuts[each.node] = dims.loop(each).cut
     if cuts.keys() != wanted or not cuts:
         raise CannotSplitError("not independent: not all of these nodes have a loop along that dimension")
-    length = next(iter(cuts.values())).length
+    length = max(cut.length for cut in cuts.values())
     name = component_names(dims).get(vertex, "")
-    return Fission(frozenset(wanted), cuts, length, parts, dimension=name, wide=bool(wide))
+    return Fission(frozenset(wanted), cuts, length, parts, (), name, bool(flags & _WIDE), halo)
 
 
 def split(program: Program, fission: Fission) -> Change:

@@ -130,7 +130,7 @@ class FissionSearch:
     def _split(self, program: Program, history: tuple[Step, ...], fission: Fission) -> SplitState | None:
         """The state with a region more; None when that is not possible."""
         try:
-            site = split_site(fission, dim_graph(program.graph))
+            site = split_site(fission, program.graph)
             change = split(program, fission)
             return self._met(self.splitter.state(change.program, (*history, (Split.name, site))))
         except CannotSplitError:

@@ -1,0 +1,120 @@
+"""Where the elements of a tensor lie in the results of operators that move, divide, join or pick them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from math import gcd, lcm, prod
+
+from magis.ir.args import Arg, Args, Kwargs
+from magis.ir.graph import Call
+from magis.ops.loop import Axis, Concat, Loop, along
+
+Pair = tuple[Axis, Axis]
+"""An axis of one tensor, and where it lies in another."""
+
+
+def moved(call: Call, places: Iterable[Pair]) -> Iterator[Loop]:
+    """The loops of an operator that moves the elements of its only input: for each pair, the input's axis is the
+    other axis in every result."""
+    for source, target in places:
+        yield along(len(call.inputs), {0: source}, (Concat(target) for _ in call.outputs))
+
+
+def kept(shape: Sequence[int], places: Iterable[tuple[int, int]]) -> Iterator[Pair]:
+    """Whole dimensions of a shape, longer than 1, and the number that each has elsewhere."""
+    for dim, place in places:
+        if shape[dim] > 1:
+            yield Axis(dim, shape[dim]), Axis(place, shape[dim])
+
+
+def turned(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """The same seen from the other tensor."""
+    return ((target, source) for source, target in pairs)
+
+
+def without(rank: int, *dims: int) -> Iterator[tuple[int, int]]:
+    """The dimensions of a tensor other than these (which may be counted from the end), and their numbers in a tensor
+    that lacks these."""
+    taken = {dim % rank for dim in dims} if rank else set()
+    rest = [dim for dim in range(rank) if dim not in taken]
+    return ((dim, place) for place, dim in enumerate(rest))
+
+
+def beside(rank: int, *dims: int) -> Iterator[tuple[int, int]]:
+    """The dimensions of a tensor other than these, under the same number in another tensor."""
+    return ((dim, dim) for dim, _ in without(rank, *dims))
+
+
+def atoms(source: Sequence[int], target: Sequence[int]) -> Iterator[Pair]:
+    """The common refinement of two shapes of the same elements in row-major order: every factor of a dimension of one
+    that is a factor of a dimension of the other.
+
+    A dimension of length n after dimensions of product a spans the products a to a*n. Where the spans [a, b] and
+    [c, d] of two dimensions overlap in whole factors, their atom goes from lcm(a, c) to gcd(b, d)."""
+    if prod(source) == 0:
+        return
+    for dim, (a, b) in enumerate(_spans(source)):
+        for place, (c, d) in enumerate(_spans(target)):
+            start, stop = lcm(a, c), gcd(b, d)
+            if start < stop and stop % start == 0:
+                length = stop // start
+                yield Axis(dim, length, start // a), Axis(place, length, start // c)
+
+
+def _spans(shape: Sequence[int]) -> Iterator[tuple[int, int]]:
+    start = 1
+    for length in shape:
+        yield start, start * length
+        start *= length
+
+
+def pieces(dim: int, lengths: Sequence[int]) -> tuple[Axis, ...] | None:
+    """For a dimension that consists of pieces of these lengths: the axis of the whole dimension, then that of every
+    piece, that runs through all of them at once. None when a piece is empty, or when the shortest does not measure
+    the others (finer factors would cut the dimension up for little)."""
+    unit = min(lengths, default=0)
+    if unit <= 1 or any(length % unit for length in lengths):
+        return None
+    return tuple(Axis(dim, unit, length // unit) for length in (sum(lengths), *lengths))
+
+
+def slice_pairs(length: int, dim: int, taken: range) -> Iterator[Pair]:
+    """The axes of a dimension of which a slice is taken, and where they lie in the slice: of every group of `step`
+    positions one is taken, to the end; or a piece that measures the rest, or is measured by it."""
+    step = taken.step
+    if strided(length, taken):
+        if len(taken) > 1:
+            yield Axis(dim, len(taken)), Axis(dim, len(taken))
+        return
+    if step != 1 or not taken:
+        return
+    bounds = [0, taken.start, taken.stop, length]
+    found = pieces(dim, [b - a for a, b in zip(bounds, bounds[1:]) if b > a])
+    if found is not None:
+        unit = found[0].length
+        yield found[0], Axis(dim, unit, len(taken) // unit)
+
+
+def strided(length: int, taken: range) -> bool:
+    """Whether one position is taken of every group of `step`, all alike."""
+    return length % taken.step == 0 and taken.start < taken.step and len(taken) * taken.step == length
+
+
+def resized(arg: int, axis: Axis, length: int) -> int:
+    """A size or place counted in elements of a dimension, in a part with `length` positions of the axis."""
+    return arg * length // axis.length
+
+
+def with_argument(
+    args: Args, kwargs: Kwargs, position: int, name: str, value: Arg | Callable[[Arg], Arg]
+) -> tuple[Args, Kwargs]:
+    """The arguments with another value at a position, or under a name where it is given by name."""
+    if position < len(args):
+        return (*args[:position], value, *args[position + 1 :]), kwargs  # type: ignore[return-value]
+    return args, (*((k, v) for k, v in kwargs if k != name), (name, value))  # type: ignore[return-value]
+
+
+def renumbered(axis: Axis, dim: int) -> Axis:
+    """The same factor of another dimension."""
+    return replace(axis, dim=dim)
