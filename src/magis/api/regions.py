@@ -65,7 +65,8 @@ def _forest(children: dict[int | None, list[Region]], parent: int | None) -> tup
         if len(cuts) != region.nodes or max(lengths) != region.length or (len(lengths) > 1 and not region.halo):
             raise PlanError(f"its region {region.id} has other nodes or another length than it says")
         inside = _forest(children, region.id)
-        found.append(Fission(frozenset(cuts), cuts, region.length, region.parts, inside, region.dimension, region.wide))
+        shape = (frozenset(cuts), cuts, region.length, region.parts, inside)
+        found.append(Fission(*shape, region.dimension, region.wide, region.halo))
     return tuple(found)
 
 
