@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from math import gcd, lcm, prod
 
 from magis.ir.args import Arg, Args, Kwargs
 from magis.ir.graph import Call
-from magis.ops.loop import Axis, Concat, Loop, along
+from magis.ops.arguments import int_at
+from magis.ops.loop import Axis, Concat, Loop, along, part_shape
+from magis.ops.rule import argument
 
 Pair = tuple[Axis, Axis]
 """An axis of one tensor, and where it lies in another."""
@@ -79,6 +82,14 @@ def pieces(dim: int, lengths: Sequence[int]) -> tuple[Axis, ...] | None:
     return tuple(Axis(dim, unit, length // unit) for length in (sum(lengths), *lengths))
 
 
+def slice_range(call: Call, length: int, first: int) -> range:
+    """The positions that a slice takes of a dimension of that length: arguments `start, end, step` from position
+    `first` on."""
+    start, end = argument(call, first, "start"), argument(call, first + 1, "end")
+    step = int_at(call, first + 2, "step", 1)
+    return range(length)[start:end:step]  # type: ignore[index]
+
+
 def slice_pairs(length: int, dim: int, taken: range) -> Iterator[Pair]:
     """The axes of a dimension of which a slice is taken, and where they lie in the slice: of every group of `step`
     positions one is taken, to the end; or a piece that measures the rest, or is measured by it."""
@@ -90,7 +101,7 @@ def slice_pairs(length: int, dim: int, taken: range) -> Iterator[Pair]:
     if step != 1 or not taken:
         return
     bounds = [0, taken.start, taken.stop, length]
-    found = pieces(dim, [b - a for a, b in zip(bounds, bounds[1:]) if b > a])
+    found = pieces(dim, [b - a for a, b in pairwise(bounds) if b > a])
     if found is not None:
         unit = found[0].length
         yield found[0], Axis(dim, unit, len(taken) // unit)
@@ -101,20 +112,35 @@ def strided(length: int, taken: range) -> bool:
     return length % taken.step == 0 and taken.start < taken.step and len(taken) * taken.step == length
 
 
+def slice_part(taken: range, length: int, axis: Axis, part: int) -> tuple[int, int, int]:
+    """`start, end, step` in a part with `part` positions of an axis of the dimension that a slice is taken of."""
+    if strided(length, taken):
+        return taken.start, sys.maxsize, taken.step
+    return resized(taken.start, axis, part), resized(taken.stop, axis, part), 1
+
+
 def resized(arg: int, axis: Axis, length: int) -> int:
     """A size or place counted in elements of a dimension, in a part with `length` positions of the axis."""
     return arg * length // axis.length
 
 
-def with_argument(
-    args: Args, kwargs: Kwargs, position: int, name: str, value: Arg | Callable[[Arg], Arg]
-) -> tuple[Args, Kwargs]:
-    """The arguments with another value at a position, or under a name where it is given by name."""
+def with_argument(args: Args, kwargs: Kwargs, position: int, name: str, value: Arg) -> tuple[Args, Kwargs]:
+    """The arguments with another value at a position, or under a name where it is not given by position."""
     if position < len(args):
-        return (*args[:position], value, *args[position + 1 :]), kwargs  # type: ignore[return-value]
-    return args, (*((k, v) for k, v in kwargs if k != name), (name, value))  # type: ignore[return-value]
+        return (*args[:position], value, *args[position + 1 :]), kwargs
+    return args, (*((k, v) for k, v in kwargs if k != name), (name, value))
 
 
-def renumbered(axis: Axis, dim: int) -> Axis:
-    """The same factor of another dimension."""
-    return replace(axis, dim=dim)
+def concat_axis(loop: Loop, output: int = 0) -> Axis:
+    """Where a result of a loop's parts is put together."""
+    role = loop.roles[output]
+    assert isinstance(role, Concat), f"result {output} is not put together"
+    return role.axis
+
+
+def result_part(call: Call, loop: Loop, length: int, output: int = 0) -> tuple[int, ...]:
+    """The shape of a result in a part with `length` of the loop's positions."""
+    spec = call.outputs[output]
+    assert spec is not None, f"result {output} of {call.op} is no tensor"
+    role = loop.roles[output]
+    return part_shape(spec.shape, role.axis, length) if isinstance(role, Concat) else spec.shape
