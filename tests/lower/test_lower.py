@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from builder import record
-from magis.errors import InvalidGraphError, UsageError
-from magis.fission.tree import Fission, Program
+from magis.errors import InvalidGraphError
+from magis.fission.parts import CannotSplitError
+from magis.fission.tree import Cut, Fission, Program
 from magis.ir.edit import GraphEdit
 from magis.ir.graph import NodeId, Value
 from magis.ir.structure import topological_order
@@ -108,15 +111,15 @@ def test_draws_are_recorded_only_when_replayed() -> None:
     assert draws == [(1, 0, True, False), (2, 1, False, False), (copy, 0, False, True)]
 
 
-def test_candidates_change_nothing_and_enabled_regions_are_refused() -> None:
+def test_candidates_change_nothing_and_regions_need_types_of_their_parts() -> None:
     recorded = record(lambda x: x.exp().sum(), [X])
     order = topological_order(recorded.graph)
-    candidate = Fission(frozenset({NodeId(1)}), {NodeId(1): 0})
+    cuts = {NodeId(1): Cut(0, 1, 3)}
+    candidate = Fission(frozenset(cuts), cuts, 3)
     plain = lower(Program(recorded.graph), order)
     assert lower(Program(recorded.graph, (candidate,)), order) == plain
-    outer = Fission(frozenset({NodeId(1)}), {NodeId(1): 0}, 1, (Fission(frozenset(), {}, 2),))
-    with pytest.raises(UsageError, match="parts=1"):
-        lower(Program(recorded.graph, (outer,)), order)
+    with pytest.raises(CannotSplitError, match="without PyTorch"):
+        lower(Program(recorded.graph, (replace(candidate, parts=2),)), order)
 
 
 def test_order_that_reads_before_computing_is_refused() -> None:
