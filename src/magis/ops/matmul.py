@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from magis.ir.args import Args, Kwargs, Slot
 from magis.ir.dtype import DType
 from magis.ir.graph import Call, TensorSpec
 from magis.ops.arguments import given, input_at, number_at, overloads
@@ -20,6 +21,9 @@ from magis.ops.rule import (
     squared_by_linearity,
     written_bytes,
 )
+
+
+_ADDING = {"aten.mm.default": "aten.addmm_.default", "aten.bmm.default": "aten.baddbmm_.default"}
 
 
 def _product(a: TensorSpec, b: TensorSpec) -> Gemm:
@@ -47,6 +51,10 @@ class MatrixProduct(OpRule):
     def kernels(self, call: Call) -> tuple[Kernel, ...]:
         nbytes = read_bytes(call) + written_bytes(call)
         return (Kernel(nbytes, (self.gemm(call),), compute_dtype(call)),)
+
+    def adding(self, call: Call) -> tuple[str, Args, Kwargs] | None:
+        op = _ADDING.get(call.op)
+        return None if op is None else (op, (Slot(len(call.inputs)), *call.args), ())
 
     def terms(self, call: Call, output: int) -> int:
         return self.gemm(call).k
