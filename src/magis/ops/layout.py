@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import gcd, lcm, prod
 
-from magis.ir.args import Arg, Args, Kwargs
+from magis.ir.args import Arg, Args, Kwargs, Slot
 from magis.ir.graph import Call
 from magis.ops.arguments import int_at
-from magis.ops.loop import Axis, Concat, Loop, along, part_shape
+from magis.ops.loop import Axis, Concat, Loop, Role, along, part_shape
 from magis.ops.rule import argument
 
 Pair = tuple[Axis, Axis]
@@ -129,6 +129,24 @@ def with_argument(args: Args, kwargs: Kwargs, position: int, name: str, value: A
     if position < len(args):
         return (*args[:position], value, *args[position + 1 :]), kwargs
     return args, (*((k, v) for k, v in kwargs if k != name), (name, value))
+
+
+def slot(call: Call, position: int, name: str) -> int | None:
+    """The number of the input that stands at an argument; None when it is absent."""
+    value = argument(call, position, name)
+    return value.index if isinstance(value, Slot) else None
+
+
+def joint(call: Call, reads: Iterable[tuple[int | None, Axis | None]], *roles: Role) -> Iterator[Loop]:
+    """The loop in which these inputs are read along these axes (None: whole); none when one tensor, given twice, would
+    have to be read in two ways, or when nothing is divided."""
+    axes: dict[int, Axis | None] = {}
+    for number, axis in reads:
+        if number is not None and axes.setdefault(number, axis) != axis:
+            return
+    found = Loop(tuple(axes.get(index) for index in range(len(call.inputs))), roles)
+    if any(found.inputs) or found.concatenates:
+        yield found
 
 
 def concat_axis(loop: Loop, output: int = 0) -> Axis:
