@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from magis.ir.args import Args, Kwargs, Slot
 from magis.ir.dtype import DType
 from magis.ir.graph import Call, TensorSpec
-from magis.ops.arguments import given, input_at, number_at, overloads
+from magis.ops.arguments import given, input_at, number_at, output_at, overloads
+from magis.ops.loop import Concat, Loop, Reduce, aligned, along, whole_dims
 from magis.ops.rule import (
     Gemm,
     Kernel,
@@ -22,8 +24,31 @@ from magis.ops.rule import (
     written_bytes,
 )
 
-
 _ADDING = {"aten.mm.default": "aten.addmm_.default", "aten.bmm.default": "aten.baddbmm_.default"}
+
+
+_PRODUCTS = {
+    "aten.addmm.default": "aten.mm.default",
+    "aten.baddbmm.default": "aten.bmm.default",
+    "aten.addmv.default": "aten.mv.default",
+}
+
+
+def product_loops(a: tuple[int, ...], b: tuple[int, ...]) -> Iterator[Loop]:
+    """The loops of a product of two different operands: batch, rows, columns, and the summed dimension."""
+    batched = len(a) == 3
+    rows, columns = len(a) > 1, len(b) > 1
+    rank = batched + rows + columns
+    for axis in whole_dims(a, (0,) if batched else ()):
+        yield along(2, {0: axis, 1: axis}, [Concat(axis)])
+    if rows:
+        for axis in whole_dims(a, (len(a) - 2,)):
+            yield along(2, {0: axis}, [Concat(replace(axis, dim=rank - 1 - columns))])
+    if columns:
+        for axis in whole_dims(b, (len(b) - 1,)):
+            yield along(2, {1: axis}, [Concat(replace(axis, dim=rank - 1))])
+    for axis in whole_dims(a, (len(a) - 1,)):
+        yield along(2, {0: axis, 1: replace(axis, dim=len(b) - 1 - columns)}, [Reduce()])
 
 
 def _product(a: TensorSpec, b: TensorSpec) -> Gemm:
@@ -43,6 +68,10 @@ class MatrixProduct(OpRule):
     """`a @ b` without broadcasting: mm, bmm, matrix times vector, inner product."""
 
     ops = overloads("bmm.default dot.default mm.default mv.default vdot.default")
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        if len(call.inputs) == 2:  # a tensor times itself would be sliced along two dimensions
+            yield from product_loops(*(spec.shape for spec in call.inputs))
 
     def gemm(self, call: Call) -> Gemm:
         """Its product."""
@@ -79,6 +108,26 @@ class AddedProduct(MatrixProduct):
     """`beta * bias + alpha * (a @ b)`, the bias broadcast; `addbmm` also sums over the batch."""
 
     ops = overloads("addbmm.default addmm.default addmv.default addr.default baddbmm.default")
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        name = call.op.split(".")[1]
+        if len(call.inputs) != 3 or name not in ("addmm", "baddbmm", "addmv"):
+            return
+        bias, result = call.inputs[0].shape, output_at(call, 0).shape
+        for loop in product_loops(call.inputs[1].shape, call.inputs[2].shape):
+            role = loop.roles[0]
+            if isinstance(role, Concat):
+                added = aligned(bias, len(result), role.axis.dim, role.axis.length)
+                yield Loop((added, *loop.inputs), loop.roles)
+            elif number_at(call, 3, "beta") == 0:
+                yield Loop((None, *loop.inputs), loop.roles)
+            elif number_at(call, 3, "beta") == 1 and number_at(call, 4, "alpha") == 1:
+                yield Loop((None, *loop.inputs), loop.roles, once=0)
+
+    def without_bias(self, call: Call, loop: Loop) -> tuple[Call, tuple[int, ...]]:
+        rank, bias = len(output_at(call, 0).shape), call.inputs[0].shape
+        product = replace(call, op=_PRODUCTS[call.op], args=(Slot(0), Slot(1)), kwargs=(), inputs=call.inputs[1:])
+        return product, (*(1 for _ in range(rank - len(bias))), *bias)
 
     def gemm(self, call: Call) -> Gemm:
         a, b = input_at(call, 1, "mat1"), input_at(call, 2, "mat2")

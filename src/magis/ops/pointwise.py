@@ -12,20 +12,37 @@ from typing import Any, ClassVar
 from magis.ir.args import Symbol
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
-from magis.ops.arguments import input_at, overloads
-from magis.ops.loop import Loop, elementwise
+from magis.ops.arguments import input_at, int_at, overloads, wrapped
+from magis.ops.loop import Concat, Loop, elementwise
 from magis.ops.rule import Kernel, OpRule, Sample, T, one_launch
 
 FLOAT, INT = T((3, 4)), T((3, 4), DType.I64, 5)
 
 
 class Elementwise(OpRule):
-    """Every dimension of the broadcast result may be split."""
+    """Every dimension of the broadcast result may be split, but for those along which a few work by position."""
 
     def loops(self, call: Call) -> Iterable[Loop]:
-        return elementwise(
-            (spec.shape for spec in call.inputs), (None if spec is None else spec.shape for spec in call.outputs)
-        )
+        shapes = [None if spec is None else spec.shape for spec in call.outputs]
+        if any(spec is not None and spec.writes for spec in call.outputs) or len(set(shapes) - {None}) != 1:
+            return
+        rank = len(next(shape for shape in shapes if shape is not None))
+        positional = _positional(call, rank)
+        for loop in elementwise((spec.shape for spec in call.inputs), shapes):
+            role = loop.roles[0]
+            if isinstance(role, Concat) and role.axis.dim not in positional:
+                yield loop
+
+
+def _positional(call: Call, rank: int) -> tuple[int, ...]:
+    """Dimensions of the result along which an element depends on others, or on where it stands."""
+    name = call.op.split(".")[1]
+    if name in ("tril", "triu"):
+        return wrapped((-2, -1), rank)
+    if name in ("glu", "glu_backward", "linalg_cross"):
+        place = 1 if name == "glu" else 2
+        return wrapped((int_at(call, place, "dim", -1),), rank)
+    return ()
 
 
 class Unary(Elementwise):
@@ -90,7 +107,7 @@ class Binary(Elementwise):
         yield Sample("aten.mul.Tensor", (FLOAT, 0.5))
 
 
-class WithScalar(OpRule):
+class WithScalar(Elementwise):
     """Functions of a floating-point tensor and a number."""
 
     ops = overloads("""
@@ -109,7 +126,7 @@ class WithScalar(OpRule):
         yield Sample("aten.pow.Tensor_Scalar", (T((3, 4), strides=(1, 3)), 3))
 
 
-class Integer(OpRule):
+class Integer(Elementwise):
     """Bitwise operators and whole-number arithmetic."""
 
     ops = overloads("""
@@ -204,7 +221,7 @@ class Several(Elementwise):
         yield Sample("aten.where.self", (flags, row, T(())))
 
 
-class Copy(OpRule):
+class Copy(Elementwise):
     """`copy(x, source)`: the source in x's shape and type. x itself is not read."""
 
     ops = ("aten.copy.default",)

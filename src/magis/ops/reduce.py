@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import Any
 
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import flag_at, input_at, ints_at, number_at, overloads, wrapped
+from magis.ops.loop import Axis, Concat, Loop, Reduce
 from magis.ops.rule import Kernel, OpRule, Sample, T, compute_dtype, square
 
 X = T((2, 3, 4))
+
+
+def reduced(call: Call, dims: tuple[int, ...], role: Reduce | None) -> Iterator[Loop]:
+    """The loops of an operator that works along some dimensions of its only tensor: the others stay, with or without
+    places for these; along these, parts have `role`, if any."""
+    shape = input_at(call, 0, "self").shape
+    ranks = {len(spec.shape) for spec in call.outputs if spec is not None}
+    if len(ranks) != 1 or len(call.inputs) != 1:
+        return
+    stays = ranks.pop() == len(shape)
+    place = 0
+    for dim, length in enumerate(shape):
+        if dim not in dims and length > 1:
+            kept = Concat(Axis(dim if stays else place, length))
+            yield Loop((Axis(dim, length),), tuple(None if spec is None else kept for spec in call.outputs))
+        elif dim in dims and length > 1 and role is not None:
+            yield Loop((Axis(dim, length),), tuple(None if spec is None else role for spec in call.outputs))
+        place += dim not in dims
 
 
 class Reduction(OpRule):
@@ -29,6 +48,13 @@ class Reduction(OpRule):
         late = "norm" in call.op
         given = () if call.op.endswith((".Scalar", ".ScalarOpt_dtype")) else ints_at(call, 1 + late, "dim")
         return wrapped(given, rank) or tuple(range(rank))
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        yield from reduced(call, self.dims(call), self.role(call))
+
+    def role(self, call: Call) -> Reduce | None:
+        """What becomes of parts of what is reduced; None when they say nothing of the whole."""
+        return Reduce("sum") if "count_nonzero" in call.op else None
 
     def terms(self, call: Call, output: int) -> int:
         shape = input_at(call, 0, "self").shape
@@ -51,6 +77,9 @@ class Sum(Reduction):
     """Sums, and means: the sum's terms divided by their number."""
 
     ops = overloads("mean.default mean.dim nansum.default sum.default sum.dim_IntList")
+
+    def role(self, call: Call) -> Reduce | None:
+        return Reduce("average" if "mean" in call.op else "sum")
 
     def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
         squares = square(tensors[0])
@@ -121,6 +150,27 @@ class Variance(Reduction):
 class Selection(OpRule):
     """Results that are elements of the input, their places, or a test of all: exact, nothing is summed."""
 
+    def loops(self, call: Call) -> Iterable[Loop]:
+        name, overload = call.op.split(".")[1:]
+        rank = len(input_at(call, 0, "self").shape)
+        if name in ("sort", "topk", "kthvalue", "mode", "argmax", "argmin") or overload in ("dim", "dims"):
+            dims = self._along(call, name, overload, rank)
+        elif name in ("amax", "amin"):
+            dims = wrapped(ints_at(call, 1, "dim"), rank) or tuple(range(rank))
+        elif name == "aminmax":
+            dims = wrapped(ints_at(call, 9, "dim"), rank) or tuple(range(rank))
+        else:
+            dims = tuple(range(rank))
+        extreme = name.removeprefix("a")
+        whole = name in ("amax", "amin") or (extreme in ("max", "min") and overload == "default")
+        yield from reduced(call, dims, Reduce(extreme) if whole else None)
+
+    def _along(self, call: Call, name: str, overload: str, rank: int) -> tuple[int, ...]:
+        """The dimensions along which elements are compared."""
+        place = {"kthvalue": 2, "topk": 2}.get(name, 9 if overload == "stable" else 1)
+        default = () if name in ("argmax", "argmin") or overload == "dims" else (-1,)
+        return wrapped(ints_at(call, place, "dim") or default, rank) or tuple(range(rank))
+
     ops = overloads("""
         all.default all.dim all.dims amax.default amin.default aminmax.default any.default any.dim any.dims
         argmax.default argmin.default kthvalue.default max.default max.dim median.default median.dim min.default
@@ -147,6 +197,9 @@ class Scan(OpRule):
     """Running products and maxima along one dimension."""
 
     ops = overloads("cummax.default cummin.default cumprod.default logcumsumexp.default")
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        yield from reduced(call, wrapped(ints_at(call, 1, "dim"), len(input_at(call, 0, "self").shape)), None)
 
     def length(self, call: Call) -> int:
         """Elements along the scanned dimension."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
-from magis.ops.arguments import input_at, int_at, overloads
+from magis.ops.arguments import input_at, int_at, overloads, wrapped
+from magis.ops.loop import Concat, Loop, whole_dims
 from magis.ops.rule import OpRule, Sample, T, square
 
 X, HALF = T((2, 3, 4)), T((3, 4), DType.BF16)
@@ -17,6 +18,13 @@ class Softmax(OpRule):
     """`exp(x) / sum(exp(x))`: a sum of positive terms, so that a result's own size is its scale."""
 
     ops = overloads("_safe_softmax.default _softmax.default")
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        place = 2 if call.op.endswith("_backward_data.default") else 1
+        shape = input_at(call, 0, "self").shape
+        taken = wrapped((int_at(call, place, "dim", -1),), len(shape))
+        for axis in whole_dims(shape, (dim for dim in range(len(shape)) if dim not in taken)):
+            yield Loop(tuple(axis for _ in call.inputs), (Concat(axis),))
 
     def length(self, call: Call) -> int:
         """Elements along the dimension."""
