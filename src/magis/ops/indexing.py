@@ -9,7 +9,8 @@ from magis.ir.args import Arg, Slot
 from magis.ir.dtype import DType
 from magis.ir.graph import Call, TensorSpec
 from magis.ops.arguments import broadcast
-from magis.ops.loop import Axis, aligned, whole_dims
+from magis.ops.layout import joint
+from magis.ops.loop import Axis, Concat, Loop, aligned, whole_dims
 from magis.ops.rule import argument
 
 MASKS = (DType.BOOL, DType.U8)
@@ -83,3 +84,19 @@ def _together(specs: list[TensorSpec]) -> tuple[int, ...]:
     if not any(spec.dtype in MASKS for spec in specs):
         return broadcast(*(spec.shape for spec in specs))
     return (UNKNOWN,) * max(1 if spec.dtype in MASKS else len(spec.shape) for spec in specs)
+
+
+def beside_indices(call: Call, position: int, *more: int | None) -> Iterator[Loop]:
+    """The loops of an operator that writes to `x[indices]`, along the dimensions of x that are not indexed; `more` are
+    the numbers of inputs that broadcast to the elements written."""
+    found = Indexing.of(call, position)
+    if found is None:
+        return
+    for axis in found.axes():
+        if axis.dim in found.places:
+            reads = list(found.reads(axis))
+            for number in more:
+                if number is not None:
+                    shape = call.inputs[number].shape
+                    reads.append((number, aligned(shape, len(found.shape), axis.dim, axis.length)))
+            yield from joint(call, reads, Concat(Axis(found.places[axis.dim], axis.length)))

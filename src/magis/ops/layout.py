@@ -9,7 +9,7 @@ from math import gcd, lcm, prod
 
 from magis.ir.args import Arg, Args, Kwargs, Slot
 from magis.ir.graph import Call
-from magis.ops.arguments import int_at
+from magis.ops.arguments import int_at, output_at
 from magis.ops.loop import Axis, Concat, Loop, Role, along, part_shape
 from magis.ops.rule import argument
 
@@ -119,6 +119,18 @@ def slice_part(taken: range, length: int, axis: Axis, part: int) -> tuple[int, i
     return resized(taken.start, axis, part), resized(taken.stop, axis, part), 1
 
 
+def window_pairs(length: int, dim: int, windowed: Sequence[int], step: int) -> Iterator[Pair]:
+    """The axes of a dimension of that length that lie in its windows, which are dimension `dim` of a tensor that has
+    their positions in its last dimension. Where windows do not overlap and the dimension ends with a whole step,
+    windows are a factor of it; positions are another if windows leave nothing out."""
+    count, size = windowed[dim], windowed[-1]
+    if size <= step and count * step == length:
+        if count > 1:
+            yield Axis(dim, count), Axis(dim, count)
+        if size == step > 1:
+            yield Axis(dim, size, count), Axis(len(windowed) - 1, size)
+
+
 def resized(arg: int, axis: Axis, length: int) -> int:
     """A size or place counted in elements of a dimension, in a part with `length` positions of the axis."""
     return arg * length // axis.length
@@ -138,15 +150,14 @@ def slot(call: Call, position: int, name: str) -> int | None:
 
 
 def joint(call: Call, reads: Iterable[tuple[int | None, Axis | None]], *roles: Role) -> Iterator[Loop]:
-    """The loop in which these inputs are read along these axes (None: whole); none when one tensor, given twice, would
-    have to be read in two ways, or when nothing is divided."""
+    """The loop in which all inputs are read along these axes (None: whole); none when one tensor, given twice, would
+    have to be read in two ways, or when nothing is said of an input."""
     axes: dict[int, Axis | None] = {}
     for number, axis in reads:
         if number is not None and axes.setdefault(number, axis) != axis:
             return
-    found = Loop(tuple(axes.get(index) for index in range(len(call.inputs))), roles)
-    if any(found.inputs) or found.concatenates:
-        yield found
+    if len(axes) == len(call.inputs):
+        yield Loop(tuple(axes[index] for index in range(len(call.inputs))), roles)
 
 
 def concat_axis(loop: Loop, output: int = 0) -> Axis:
@@ -162,3 +173,29 @@ def result_part(call: Call, loop: Loop, length: int, output: int = 0) -> tuple[i
     assert spec is not None, f"result {output} of {call.op} is no tensor"
     role = loop.roles[output]
     return part_shape(spec.shape, role.axis, length) if isinstance(role, Concat) else spec.shape
+
+
+def piece_pairs(call: Call, position: int) -> Iterator[Pair]:
+    """The axes of the result that a slice, a selection or a diagonal of it has too, and where they are there:
+    arguments `dim, index`, `dim, start, end, step` or `offset, dim1, dim2` from a position on."""
+    shape, name = output_at(call, 0).shape, call.op.split(".")[1]
+    dim = int_at(call, position, "dim")
+    if name.startswith("slice"):
+        yield from kept(shape, beside(len(shape), dim))
+        dim %= len(shape)
+        yield from slice_pairs(shape[dim], dim, slice_range(call, shape[dim], position + 1))
+    elif name.startswith("select"):
+        yield from kept(shape, without(len(shape), dim))
+    else:
+        dims = int_at(call, position + 1, "dim1"), int_at(call, position + 2, "dim2", 1)
+        yield from kept(shape, without(len(shape), *dims))
+
+
+def sliced_args(call: Call, position: int, args: Args, loop: Loop, length: int) -> Args:
+    """The arguments of a part, where those from a position on are a slice's of a dimension that is divided."""
+    shape, axis = output_at(call, 0).shape, concat_axis(loop)
+    dim = int_at(call, position, "dim") % len(shape)
+    if not call.op.startswith("aten.slice") or dim != axis.dim:
+        return args
+    taken = slice_range(call, shape[dim], position + 1)
+    return (*args[:position], dim, *slice_part(taken, shape[dim], axis, length))

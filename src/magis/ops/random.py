@@ -8,9 +8,20 @@ from typing import Any, ClassVar
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import flag_at, overloads
+from magis.ops.loop import Loop, elementwise
 from magis.ops.rule import Kernel, OpRule, Sample, T, one_launch
 
 X, P = T((3, 4)), T((3, 4), high=0)
+
+
+def alike(call: Call) -> Iterable[Loop]:
+    """The loops of an operator that works element by element on tensors of one shape."""
+    shapes = {spec.shape for spec in (*call.inputs, *call.outputs) if spec is not None}
+    if len(shapes) > 1:
+        return ()
+    return elementwise(
+        [spec.shape for spec in call.inputs], [None if spec is None else spec.shape for spec in call.outputs]
+    )
 
 
 class Dropout(OpRule):
@@ -20,6 +31,10 @@ class Dropout(OpRule):
 
     def draws(self, call: Call) -> bool:
         return flag_at(call, 2, "train", True)
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        """Where it draws, none: the numbers of parts would be others."""
+        return () if self.draws(call) else alike(call)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample(self.ops[0], (X, 0.25, True))
@@ -117,6 +132,10 @@ class RandomLeakyRelu(OpRule):
 
     def draws(self, call: Call) -> bool:
         return flag_at(call, 4, "training")
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        """Where it draws, none: the numbers of parts would be others."""
+        return () if self.draws(call) else alike(call)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample(self.ops[0], (X, X, 0.125, 0.25, True))

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import input_at, overloads
+from magis.ops.loop import Loop
 from magis.ops.matmul import AddedProduct
 from magis.ops.rule import Kernel, OpRule, Sample, T, compute_dtype, one_launch, read_bytes, stored_bytes
 
@@ -148,6 +149,9 @@ class AddedProductInPlace(AddedProduct):
 
     def aliases(self, call: Call) -> tuple[int | None, ...]:
         return (0,)
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        return ()
 
     def samples(self) -> Iterable[Sample]:
         batches = (T((2, 3, 5)), T((2, 5, 4)))

@@ -21,10 +21,11 @@ from magis.ops.layout import (
     slice_pairs,
     slice_part,
     slice_range,
+    window_pairs,
     with_argument,
     without,
 )
-from magis.ops.loop import Axis, Concat, Loop, elementwise
+from magis.ops.loop import Concat, Loop, elementwise
 from magis.ops.rule import Kernel, OpRule, Sample, T
 
 X = T((2, 3, 4))
@@ -317,8 +318,7 @@ class Unbind(View):
 
 
 class Unfold(Moved):
-    """`unfold(x, dim, size, step)`: windows of a dimension, their positions in a new last dimension. Where windows
-    neither overlap nor leave anything out, windows and positions in them are factors of the dimension."""
+    """`unfold(x, dim, size, step)`: windows of a dimension, their positions in a new last dimension."""
 
     ops = ("aten.unfold.default",)
 
@@ -326,14 +326,9 @@ class Unfold(Moved):
         shape = call.inputs[0].shape
         if not shape:
             return
-        dim, size = int_at(call, 1, "dimension") % len(shape), int_at(call, 2, "size")
+        dim = int_at(call, 1, "dimension") % len(shape)
         yield from kept(shape, beside(len(shape), dim))
-        windows = output_at(call, 0).shape[dim]
-        if size == int_at(call, 3, "step") and windows * size == shape[dim]:
-            if windows > 1:
-                yield Axis(dim, windows), Axis(dim, windows)
-            if size > 1:
-                yield Axis(dim, size, windows), Axis(len(shape), size)
+        yield from window_pairs(shape[dim], dim, output_at(call, 0).shape, int_at(call, 3, "step"))
 
     def part(self, call: Call, loop: Loop, length: int) -> tuple[Args, Kwargs]:
         axis = concat_axis(loop)
@@ -345,6 +340,7 @@ class Unfold(Moved):
     def samples(self) -> Iterable[Sample]:
         yield Sample("aten.unfold.default", (X, 2, 2, 1))
         yield Sample("aten.unfold.default", (T((5, 12, 3)), 1, 4, 4))
+        yield Sample("aten.unfold.default", (T((5, 12)), 1, 3, 4))
         yield Sample("aten.unfold.default", (T((5, 7)), -1, 3, 3))
 
 
