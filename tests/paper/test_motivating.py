@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from einsums import fission, infer
 from examples import EXAMPLES, drawn, in_order, names
 
@@ -49,3 +50,22 @@ def test_in_parts_only_a_sixteenth_of_them_is_kept() -> None:
     (whole,) = program.enabled
     cost = region_cost(whole, Scope.whole(graph), order[1:], no_latency, no_workspace, infer)
     assert cost.transient_bytes + SIZE == case["live_at_B1"]  # next to X
+
+
+@pytest.mark.parametrize(
+    ("nested", "peak"),
+    [
+        (False, 32 + 32 + 33 * 8),  # X, the result, F1..F32 and B1
+        (True, 32 + 32 + 8 + 8 + 32 * 4),  # X, the result, F1, the buffer of B31, F2..F32 and B1
+    ],
+)
+def test_regions_inside_regions(nested: bool, peak: int) -> None:
+    """The figure's regions of 4 parts and, inside each, of 2; it also swaps, which brings these peaks down."""
+    graph, ids = chain()
+    program = split(Program(graph), fission(graph, [(n, 1) for name, n in ids.items() if name != "X"], 4)).program
+    if nested:
+        inside = [(n, 1) for name, n in ids.items() if name not in ("X", "F1", "B32")]
+        program = split(program, fission(program.graph, inside, 2)).program
+    assert [len(fission.region) for root in program.ftree for fission in root.walk()] == [64, 62][: 1 + nested]
+    routine = lower(program, tuple(in_order(program.graph)), infer)
+    assert timeline(routine).peak_bytes == timeline(expand(routine)).peak_bytes == peak

@@ -75,7 +75,12 @@ def test_parts_are_divisors() -> None:
 
 
 def test_overlapping_candidates_are_not_enabled_together() -> None:
-    one = Fission(frozenset(map(NodeId, (0, 1))), {}, 4, 2)
-    other = Fission(frozenset(map(NodeId, (1, 2))), {}, 4)
-    assert list(enable((one, other))) == []
-    assert len(list(enable((one, Fission(frozenset([NodeId(2)]), {}, 4))))) == 1
+    def candidate(*nodes: int, parts: int = 1, children: Forest = ()) -> Fission:
+        return Fission(frozenset(map(NodeId, nodes)), {}, 4, parts, children)
+
+    enabled = candidate(0, 1, parts=2)
+    assert list(enable((enabled, candidate(1, 2)))) == []
+    assert list(enable((enabled, candidate(0, 1)))) == []  # the same nodes along another dimension
+    assert list(enable((enabled, candidate(2)))) == [(enabled, candidate(2, parts=2))]
+    beside = candidate(1, 2, 3, children=(candidate(1),))
+    assert list(enable((enabled, beside))) == []  # inside the enabled region, but of another one in the tree

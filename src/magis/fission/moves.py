@@ -42,13 +42,12 @@ def with_parts(forest: Forest, place: Place, parts: int) -> Forest:
 
 def enable(forest: Forest) -> Iterator[Forest]:
     """Enables a disabled leaf, or the parent of an enabled region that has no enabled ancestor (which stays enabled).
-    Of candidates that overlap without containment at most one is enabled."""
+    Of candidates that overlap, none of which is above the other in the tree, at most one is enabled."""
     for place, fission in places(forest):
         if fission.parts > 1 or least_parts(fission.length) is None or _clashes(forest, place):
             continue
-        leaf = not fission.children and not any(at(forest, p).parts > 1 for p in _above(place))
-        parent = any(c.parts > 1 for c in fission.children) and not any(at(forest, p).parts > 1 for p in _above(place))
-        if leaf or parent or (not fission.children and _has_enabled_above(forest, place)):
+        parent = any(child.parts > 1 for child in fission.children) and not _has_enabled_above(forest, place)
+        if parent or not fission.children:
             yield with_parts(forest, place, least_parts(fission.length) or 1)
 
 
@@ -110,9 +109,9 @@ def _has_enabled_above(forest: Forest, place: Place) -> bool:
 
 
 def _clashes(forest: Forest, place: Place) -> bool:
-    """Whether an enabled region overlaps the one at a place without one containing the other."""
+    """Whether an enabled region that is neither above nor below the one at a place in the tree overlaps it."""
     region = at(forest, place).region
     return any(
-        other.parts > 1 and region & other.region and not (region <= other.region or other.region <= region)
-        for _, other in places(forest)
+        other.parts > 1 and region & other.region and place[: len(there)] != there[: len(place)]
+        for there, other in places(forest)
     )
