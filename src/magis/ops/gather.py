@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
+from magis.ir.args import Args, Kwargs, Slot
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import flag_at, input_at, int_at, number_at, output_at, overloads
@@ -133,6 +134,14 @@ class EmbeddingBackward(OpRule):
                 yield from joint(call, zip(places, (axis, axis)), Reduce("sum"))
         for axis in whole_dims(grad, (len(grad) - 1,)):
             yield from joint(call, zip(places, (axis, None)), Concat(Axis(1, axis.length)))
+
+    def adding(self, call: Call) -> tuple[str, Args, Kwargs] | None:
+        """Rows added to a table where they belong; in half precision that would round after every row."""
+        (grad, indices), padding = call.args[:2], int_at(call, 3, "padding_idx", -1)
+        exact = input_at(call, 0, "grad_output").dtype in (DType.F32, DType.F64)
+        if not exact or padding >= 0 or flag_at(call, 4, "scale_grad_by_freq"):
+            return None
+        return "aten.index_put_.default", (Slot(len(call.inputs)), (indices,), grad, True), ()
 
     def terms(self, call: Call, output: int) -> int:
         return input_at(call, 1, "indices").numel
