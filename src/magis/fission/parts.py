@@ -111,14 +111,25 @@ class _Builder:
     def __init__(self, fission: Fission, scope: Scope, length: int, infer: Infer, copying: bool) -> None:
         self.fission, self.scope, self.length, self.infer = fission, scope, length, infer
         self.copying = copying
+        self.copied: set[tuple[Value, Axis]] = set()
 
     def build(self, loops: Mapping[NodeId, Loop]) -> Part:
         found = Part(self.length, loops)
         graph = self.scope.graph
+        for node_id, loop in loops.items():
+            self._note_copies(graph.nodes[node_id], loop)
         for node in graph.nodes_in_order():
             if node.id in self.fission.region:
                 found.calls[node.id] = self._call(node, loops[node.id], found)
         return found
+
+    def _note_copies(self, node: Node, loop: Loop) -> None:
+        """Slices that a kernel would read as if they were contiguous, and are not."""
+        for number in rule_for(node.op).contiguous_inputs(self.scope.calls[node.id]):
+            value, axis = node.inputs[number], loop.inputs[number]
+            if axis is not None and value.node not in self.fission.region:
+                if not sliced(self.scope.spec(value), axis, self.length).is_contiguous:
+                    self.copied.add((value, axis))
 
     def _call(self, node: Node, loop: Loop, found: Part) -> Call:
         around = self.scope.calls[node.id]
@@ -137,7 +148,7 @@ class _Builder:
             return whole
         key = (value, axis)
         if key not in found.slices:
-            found.slices[key] = sliced(whole, axis, self.length, self.copying)
+            found.slices[key] = sliced(whole, axis, self.length, self.copying or key in self.copied)
         return found.slices[key]
 
 

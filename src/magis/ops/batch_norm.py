@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from magis.ir.args import Slot
 from magis.ir.dtype import DType
-from magis.ir.graph import Call
+from magis.ir.graph import Call, TensorSpec
 from magis.ops.arguments import flag_at, given, input_at, number_at, overloads
+from magis.ops.loop import Axis, Concat, Loop, Lost, Reduce, Role, Same, whole_dims
 from magis.ops.normalize import centred, centred_gradient
 from magis.ops.rule import OpRule, Sample, T, argument, square, tensor_argument
+from magis.ops.slots import at_places
 
 
 def _across(x: Any) -> list[int]:
@@ -22,6 +26,33 @@ def _channels(value: Any, x: Any) -> Any:
     return value.reshape(1, -1, *(1 for _ in x.shape[2:]))
 
 
+def _loops(call: Call, images: tuple[int, ...], backward: bool, training: bool) -> Iterator[Loop]:
+    """Along channels, where every tensor of one value a channel is sliced too; in inference also along every other
+    dimension of the tensors at `images`, where gradients of weight and bias are sums."""
+    if any(spec is not None and spec.writes for spec in call.outputs):
+        return
+    x = input_at(call, images[0], "input").shape
+    channels = x[1]
+    flat = Axis(0, channels)
+    axes: dict[int | str, Axis | None] = dict.fromkeys(range(len(call.args)), flat)
+    for place, value in enumerate(call.args):
+        if isinstance(value, Slot) and call.inputs[value.index].shape != (channels,):
+            axes[place] = Axis(1, channels) if place in images else None
+    yield from at_places(call, axes, [_role(spec, Axis(1, channels), Concat(flat)) for spec in call.outputs])
+    for axis in () if training else whole_dims(x, (dim for dim in range(len(x)) if dim != 1)):
+        rest: Role = Reduce() if backward else Same()
+        yield from at_places(call, dict.fromkeys(images, axis), [_role(spec, axis, rest) for spec in call.outputs])
+
+
+def _role(spec: TensorSpec | None, axis: Axis, flat: Role) -> Role:
+    """The role of a result: an image, one value a channel, or nothing."""
+    if spec is None:
+        return None
+    if not spec.numel:
+        return Same()
+    return Concat(axis) if len(spec.shape) > 1 else flat
+
+
 class BatchNorm(OpRule):
     """`(x, weight, bias, running_mean, running_var, training, momentum, eps)` gives y, mean and rstd, and
     in functional form the new running statistics."""
@@ -30,6 +61,9 @@ class BatchNorm(OpRule):
         _batch_norm_with_update_functional.default _native_batch_norm_legit.no_stats
         _native_batch_norm_legit_functional.default
     """)
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        return _loops(call, (0,), False, self.training(call))
 
     def training(self, call: Call) -> bool:
         """Whether it takes the statistics of its input."""
@@ -98,6 +132,9 @@ class BatchNormWithoutUpdate(OpRule):
 
     ops = overloads("_batch_norm_no_update.default _native_batch_norm_legit_no_training.default")
 
+    def loops(self, call: Call) -> Iterable[Loop]:
+        return _loops(call, (0,), False, False)
+
     def samples(self) -> Iterable[Sample]:
         for op in self.ops:
             yield Sample(op, (T((3, 2, 4)), T((2,)), T((2,)), T((2,)), T((2,)), 0.1, 1e-5))
@@ -111,6 +148,9 @@ class BatchNormInPlace(BatchNorm):
         native_batch_norm.default
     """)
     recomputable = False
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        return () if self.training(call) else super().loops(call)
 
     def samples(self) -> Iterable[Sample]:
         x, c = T((3, 2, 4, 2)), T((2,))
@@ -126,6 +166,14 @@ class BatchNormBackward(OpRule):
 
     ops = overloads("batch_norm_backward.default native_batch_norm_backward.default")
     grad, source = 0, 1
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        mask = argument(call, 9, "output_mask")
+        for loop in _loops(call, (self.source, self.grad), True, self.training(call)):
+            asked = mask if isinstance(mask, tuple) else (True,) * len(loop.roles)
+            yield replace(
+                loop, roles=tuple(role if wanted else role and Lost() for role, wanted in zip(loop.roles, asked))
+            )
 
     def training(self, call: Call) -> bool:
         """Whether the statistics were those of the input."""

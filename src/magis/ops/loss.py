@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, ClassVar
 
@@ -10,10 +11,15 @@ from magis.ir.args import Slot
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import broadcast, given, input_at, int_at, output_at, overloads
+from magis.ops.loop import Axis, Concat, Loop, Reduce, Role, Same, elementwise, whole_dims
 from magis.ops.rule import Kernel, OpRule, Sample, T, compute_dtype, one_launch, read_bytes, square, written_bytes
+from magis.ops.slots import at_places
 
 NONE, MEAN, SUM = 0, 1, 2
 X, Y, P, CLASSES = T((3, 4)), T((3, 4)), T((3, 4), high=0), T((3,), DType.I64, 4)
+
+
+_REDUCED = {MEAN: Reduce("average"), SUM: Reduce("sum")}
 
 
 class Loss(OpRule):
@@ -32,6 +38,12 @@ class Loss(OpRule):
     def reduction(self, call: Call) -> int:
         """0 for none, 1 for the mean, 2 for the sum."""
         return int_at(call, self.place(call), "reduction", MEAN)
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        shapes = [spec.shape for spec in call.inputs]
+        for loop in elementwise(shapes, [broadcast(*shapes)]):
+            reduction = self.reduction(call)
+            yield loop if reduction == NONE else replace(loop, roles=(_REDUCED[reduction],))
 
     def terms(self, call: Call, output: int) -> int:
         return 1 if self.reduction(call) == NONE else input_at(call, 0, "self").numel
@@ -78,6 +90,11 @@ class LossGradient(OpRule):
         smooth_l1_loss_backward.default soft_margin_loss_backward.default
     """)
 
+    def loops(self, call: Call) -> Iterable[Loop]:
+        place = 4 if "binary" in call.op else 3
+        if int_at(call, place, "reduction", MEAN) != MEAN:  # which divides by the elements of a part
+            yield from elementwise((spec.shape for spec in call.inputs), [output_at(call, 0).shape])
+
     def samples(self) -> Iterable[Sample]:
         for grad, reduction in ((T((3, 4)), NONE), (T(()), MEAN), (T(()), SUM)):
             yield Sample("aten.binary_cross_entropy_backward.default", (grad, P, P, None, reduction))
@@ -87,11 +104,26 @@ class LossGradient(OpRule):
             yield Sample("aten.soft_margin_loss_backward.default", (grad, X, Y, reduction))
 
 
+def _rows(shape: tuple[int, ...]) -> Iterator[tuple[Axis, Axis]]:
+    """The dimensions of log probabilities but for the classes', each with that of the classes given."""
+    for axis in whole_dims(shape, (dim for dim in range(len(shape)) if dim != 1)):
+        if len(shape) > 1:
+            yield axis, replace(axis, dim=max(axis.dim - 1, 0))
+
+
 class NllLoss(OpRule):
     """`(log probabilities, classes, weights, reduction, ignored class)` gives the loss and the total weight.
     It reads one log probability for each class index."""
 
     ops = overloads("nll_loss2d_forward.default nll_loss_forward.default")
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        reduction = int_at(call, 3, "reduction", MEAN)
+        if reduction == MEAN:  # an average with weights that depend on the classes
+            return
+        for axis, target in _rows(input_at(call, 0, "self").shape):
+            roles: list[Role] = [Reduce(), Reduce()] if reduction == SUM else [Concat(target), Same()]
+            yield from at_places(call, {0: axis, 1: target}, roles)
 
     def kernels(self, call: Call) -> tuple[Kernel, ...]:
         x, target = input_at(call, 0, "self"), input_at(call, 1, "target")
@@ -133,6 +165,11 @@ class NllLossGradient(OpRule):
 
     ops = overloads("nll_loss2d_backward.default nll_loss_backward.default")
 
+    def loops(self, call: Call) -> Iterable[Loop]:
+        each = int_at(call, 4, "reduction", MEAN) == NONE
+        for axis, target in _rows(input_at(call, 1, "self").shape):
+            yield from at_places(call, {0: target if each else None, 1: axis, 2: target}, [Concat(axis)])
+
     def kernels(self, call: Call) -> tuple[Kernel, ...]:
         return one_launch(call, input_at(call, 1, "self"))
 
@@ -150,6 +187,12 @@ class MarginLoss(OpRule):
 
     ops = ("aten.multi_margin_loss.default",)
 
+    def loops(self, call: Call) -> Iterable[Loop]:
+        axis = Axis(0, input_at(call, 0, "self").shape[0])
+        reduction = int_at(call, 5, "reduction", MEAN)
+        if len(input_at(call, 0, "self").shape) == 2:
+            yield from at_places(call, {0: axis, 1: axis}, [_REDUCED.get(reduction, Concat(axis))])
+
     def terms(self, call: Call, output: int) -> int:
         x = input_at(call, 0, "self")
         return x.shape[-1] if int_at(call, 5, "reduction", MEAN) == NONE else x.numel
@@ -163,6 +206,12 @@ class MarginLossGradient(OpRule):
     """Its gradient; the element of the class itself sums over the others."""
 
     ops = ("aten.multi_margin_loss_backward.default",)
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        axis = Axis(0, input_at(call, 1, "self").shape[0])
+        reduction = int_at(call, 6, "reduction", MEAN)
+        if reduction != MEAN and len(input_at(call, 1, "self").shape) == 2:
+            yield from at_places(call, {0: axis if reduction == NONE else None, 1: axis, 2: axis}, [Concat(axis)])
 
     def terms(self, call: Call, output: int) -> int:
         return input_at(call, 1, "self").shape[-1]

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
+from magis.ir.args import Args, Kwargs, Slot
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import given, input_at, int_at, ints_at, number_at
+from magis.ops.loop import Axis, Concat, Loop, Reduce, Role, whole_dims
 from magis.ops.rule import OpRule, Sample, T, square
+from magis.ops.slots import Places, at_places
 
 
 def centred(x: Any, scale: Any, bias: Any, dims: list[int]) -> Any:
@@ -40,6 +43,20 @@ class Normalisation(OpRule):
     of the input share one element of the weight."""
 
     backward = False
+    rows: ClassVar[tuple[int, ...]] = (0,)
+    """Arguments that have a value for each row: the input, its gradient, statistics."""
+
+    def role(self, call: Call, output: int, axis: Axis) -> Role:
+        """What parts of the rows give of a result: gradients of weight and bias are sums over all rows."""
+        if call.outputs[output] is None:
+            return None
+        return Reduce() if self.backward and output else Concat(axis)
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        x = input_at(call, 1 if self.backward else 0, "input").shape
+        for axis in whole_dims(x, range(len(x) - len(ints_at(call, 2 if self.backward else 1, "normalized_shape")))):
+            roles = [self.role(call, output, axis) for output in range(len(call.outputs))]
+            yield from at_places(call, dict.fromkeys(self.rows, axis), roles)
 
     def count(self, call: Call) -> int:
         """Elements that are normalised together."""
@@ -92,6 +109,8 @@ class LayerNormBackward(LayerNorm):
     """`(grad, x, shape, mean, rstd, weight, bias, mask)` gives the gradients of x, weight and bias."""
 
     ops = ("aten.native_layer_norm_backward.default",)
+    rows: ClassVar[tuple[int, ...]] = (0, 1, 3, 4)
+    contiguous_at: ClassVar[tuple[int, ...]] = (3, 4)
     backward = True
 
     def count(self, call: Call) -> int:
@@ -118,11 +137,39 @@ class LayerNormBackward(LayerNorm):
         yield Sample(self.ops[0], (rows, rows, (4,), stats, stats, row, row, every))
 
 
+def _slot(call: Call, place: int) -> int:
+    """The number of the tensor at an argument that is one."""
+    value = call.args[place]
+    assert isinstance(value, Slot)
+    return value.index
+
+
 class GroupNorm(Normalisation):
     """`native_group_norm(x, weight, bias, N, C, HxW, groups, eps)` gives y, and mean and rstd of [N, groups]."""
 
     ops = ("aten.native_group_norm.default",)
     first = 3  # where N, C, HxW and groups stand
+    weights: ClassVar[tuple[int, ...]] = (1, 2)
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        n, _, _, groups = self.sizes(call)
+        samples = Axis(0, n)
+        roles = [self.role(call, output, samples) for output in range(len(call.outputs))]
+        yield from at_places(call, dict.fromkeys(self.rows, samples), roles)
+        inner, outer = Axis(1, groups), Axis(0, groups)
+        axes: Places = {**dict.fromkeys(self.rows, inner), **dict.fromkeys(self.weights, outer)}
+        made = [outer if self.backward and output else inner for output in range(len(call.outputs))]
+        yield from at_places(call, axes, [None if o is None else Concat(a) for o, a in zip(call.outputs, made)])
+
+    def part(self, call: Call, loop: Loop, length: int) -> tuple[Args, Kwargs]:
+        n, c, positions, groups = self.sizes(call)
+        axis = loop.inputs[_slot(call, 0)]
+        assert axis is not None
+        if axis.dim == 0:
+            sizes = (n // axis.length * length, c, positions, groups)
+        else:
+            sizes = (n, c // axis.length * length, positions, groups // axis.length * length)
+        return (*call.args[: self.first], *sizes, *call.args[self.first + 4 :]), call.kwargs
 
     def sizes(self, call: Call) -> tuple[int, int, int, int]:
         """N, C, positions and groups."""
@@ -171,6 +218,9 @@ class GroupNormBackward(GroupNorm):
     ops = ("aten.native_group_norm_backward.default",)
     backward = True
     first = 5
+    rows: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
+    contiguous_at = (0, 1, 2, 3)
+    weights: ClassVar[tuple[int, ...]] = (4,)
 
     def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
         source, x = (self.grouped(call, given(call, tensors, place, "")) for place in (0, 1))
@@ -209,6 +259,8 @@ class RmsNormBackward(LayerNormBackward):
     """`(grad, x, shape, rstd, weight, mask)` gives the gradients of x and weight."""
 
     ops = ("aten._fused_rms_norm_backward.default",)
+    rows: ClassVar[tuple[int, ...]] = (0, 1, 3)
+    contiguous_at: ClassVar[tuple[int, ...]] = (3,)
 
     def terms(self, call: Call, output: int) -> int:
         return self.spread(call) if output else self.count(call) + 1

@@ -93,6 +93,7 @@ class OpRule:
     recomputable: ClassVar[bool] = True
     known: ClassVar[bool] = True
     shape_at: ClassVar[int | None] = None
+    contiguous_at: ClassVar[tuple[int, ...]] = ()
 
     @property
     def family(self) -> str:
@@ -138,6 +139,12 @@ class OpRule:
             return call.args, call.kwargs
         shape = part_shape(result.shape, role.axis, length)
         return (*call.args[: self.shape_at], shape, *call.args[self.shape_at + 1 :]), call.kwargs
+
+    def contiguous_inputs(self, call: Call) -> frozenset[int]:
+        """Numbers of the inputs whose slices have to be copies, unless they are contiguous: those of the arguments at
+        `contiguous_at`. Some kernels read them without looking at their strides."""
+        values = (argument(call, place, "") for place in self.contiguous_at)
+        return frozenset(value.index for value in values if isinstance(value, Slot))
 
     def without_bias(self, call: Call, loop: Loop) -> tuple[Call, tuple[int, ...]]:
         """For a loop with `once`: the call without that input (and without it among `inputs`), and the shape, with as
