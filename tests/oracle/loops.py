@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from magis.aten.convert import overload
 from magis.ir.args import Args, Kwargs
 from magis.ir.graph import Call, TensorSpec
 from magis.ops.loop import Axis, Concat, Loop, Lost, Reduce, Role, Same, part_shape
@@ -41,13 +42,15 @@ def loop_problems(case: Case, rule: OpRule | None = None) -> list[str]:
     """What is wrong with the loops of one call; the rule is the operator's own unless another is handed in."""
     known = rule or rule_for(case.call.op)
     call = case.call
+    if writes(call):
+        call = replace(call, outputs=tuple(spec and replace(spec, writes=True) for spec in call.outputs))
     try:
         loops = list(known.loops(call))
     except Exception as error:  # noqa: BLE001
         return [f"{call.op}: loops raise {type(error).__name__}: {_first_line(error)}"]
     if not loops:
         return []
-    if any(spec is not None and spec.writes for spec in call.outputs):
+    if writes(call):
         return [f"{call.op}: it writes in place, but has loops"]
     whole = run_whole(case, known)
     problems = []
@@ -55,6 +58,11 @@ def loop_problems(case: Case, rule: OpRule | None = None) -> list[str]:
         wrong = list(_structure_problems(call, loop)) or list(_loop_problems(whole, known, loop))
         problems += [f"{call.op}, {described(loop)}: {what}" for what in wrong]
     return problems
+
+
+def writes(call: Call) -> bool:
+    """Whether it writes in place."""
+    return bool(overload(call.op)._schema.is_mutable) or any(spec is not None and spec.writes for spec in call.outputs)
 
 
 def run_whole(case: Case, rule: OpRule) -> Whole:
@@ -227,9 +235,10 @@ def narrowed(tensor: torch.Tensor, axis: Axis, start: int, length: int, copying:
 
 def _part(whole: Whole, rule: OpRule, loop: Loop, start: int, length: int, copying: bool) -> Results:
     """The results of one part."""
+    dense = rule.contiguous_inputs(whole.call)
     tensors = [
-        tensor if axis is None else narrowed(tensor, axis, start, length, copying)
-        for tensor, axis in zip(whole.tensors, loop.inputs)
+        tensor if axis is None else narrowed(tensor, axis, start, length, copying or number in dense)
+        for number, (tensor, axis) in enumerate(zip(whole.tensors, loop.inputs))
     ]
     args, kwargs = rule.part(whole.call, loop, length)
     return _run(whole, rule, loop, args, kwargs, tensors, length)
