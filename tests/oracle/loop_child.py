@@ -1,0 +1,182 @@
+"""The search for missing loops in a process of its own: kernels that check no shapes may crash it.
+
+Parent and child send each other pickles over pipes, each after its length: questions; numbers of candidates before they
+are run, and loops found. A candidate during which the child dies, or is silent for too long, counts as invalid; a new
+child continues after it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import torch
+
+from magis.ops.loop import Loop
+from magis.ops.registry import rule_for
+from magis.ops.rule import OpRule
+from oracle.loop_search import missing_problem, searchable, valid_loops
+from oracle.loops import described
+from oracle.run import Case
+
+UNSAFE = re.compile("attention")
+"""Operators whose wrong candidates crash, or silently spoil the memory of the process: a copy of it runs each call."""
+
+DONE, DIED = "done", "died"
+
+_SILENT_SECONDS = 10
+
+
+class LoopChild:
+    """A process that searches loops; made when first needed, made anew after a crash."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> LoopChild:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.communicate()
+            self.process = None
+
+    def missing(self, case: Case, rule: OpRule | None = None, most: int = 1000) -> list[str]:
+        """Loops that the case's rule (or another one) lacks, one sentence each."""
+        if not searchable(case):
+            return []
+        loops = list((rule or rule_for(case.call.op)).loops(case.call))
+        problems = []
+        for loop in self.valid(case, loops, most):
+            problem = missing_problem(case.call, loop, described(loop))
+            if problem:
+                problems.append(problem)
+        return problems
+
+    def valid(self, case: Case, loops: Sequence[Loop], most: int) -> list[Loop]:
+        """`valid_loops` in the child."""
+        start, found = 0, list(loops)
+        while True:
+            process = self.process or self._start()
+            last = self._ask(process, (case, found, start, most), found)
+            if last is None:
+                return found[len(loops) :]
+            if last < start:
+                raise RuntimeError(f"the search for loops of {case.call.op} dies")
+            start = last + 1
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "oracle.loop_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            bufsize=0,  # nothing is read ahead of what is waited for
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        return self.process
+
+    def _ask(self, process: subprocess.Popen[bytes], question: object, found: list[Loop]) -> int | None:
+        """Adds the loops that are found; the number of the candidate during which the child died or went silent (-1:
+        before all), None when it came to the end."""
+        assert process.stdin is not None and process.stdout is not None
+        at = -1
+        try:
+            send(process.stdin, question)
+            with selectors.DefaultSelector() as selector:
+                selector.register(process.stdout, selectors.EVENT_READ)
+                while selector.select(_SILENT_SECONDS):
+                    message = receive(process.stdout)
+                    if message in (DONE, DIED):
+                        return None if message == DONE else at
+                    if isinstance(message, Loop):
+                        found.append(message)
+                    else:
+                        at = message
+        except (EOFError, BrokenPipeError):
+            pass
+        self.close()
+        return at
+
+
+def send(pipe: IO[bytes], message: object) -> None:
+    """Writes one message."""
+    data = pickle.dumps(message)
+    data = len(data).to_bytes(8, "little") + data
+    while data:
+        data = data[pipe.write(data) :]
+
+
+def receive(pipe: IO[bytes]) -> Any:
+    """Reads one message. Raises EOFError when the other side is gone."""
+    size = _exactly(pipe, 8)
+    return pickle.loads(_exactly(pipe, int.from_bytes(size, "little")))
+
+
+def _exactly(pipe: IO[bytes], count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = pipe.read(count - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+def main() -> None:
+    """Answers questions until the parent is gone."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what kernels print does not come between
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with os.fdopen(0, "rb", buffering=0, closefd=False) as questions:
+        while True:
+            try:
+                question = receive(questions)
+            except EOFError:
+                return
+            if UNSAFE.search(question[0].call.op):
+                send(answers, _forked(question, answers))
+            else:
+                _answer(question, answers)
+                send(answers, DONE)
+
+
+def _answer(question: Any, answers: IO[bytes]) -> None:
+    for loop in valid_loops(*question, trying=lambda number: send(answers, number)):
+        send(answers, loop)
+
+
+def _forked(question: Any, answers: IO[bytes]) -> str:
+    """Answers in a copy of this process, and says how it ended."""
+    process = os.fork()
+    if not process:
+        code = 1
+        try:
+            _answer(question, answers)
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(process, 0)
+    return DIED if status else DONE
+
+
+if __name__ == "__main__":
+    main()
