@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from magis.ir.args import Args, Kwargs, Slot
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
-from magis.ops.arguments import int_at, ints_at, output_at, overloads
+from magis.ops.arguments import int_at, ints_at, output_at, overloads, wrapped
 from magis.ops.layout import Pair, beside, concat_axis, kept, moved, pieces, resized, with_argument, without
 from magis.ops.loop import Axis, Concat, Loop, along
 from magis.ops.rule import OpRule, Sample, T, argument
@@ -46,9 +46,10 @@ class Join(OpRule):
         for axis, place in kept(shape, rest):
             yield along(count, dict.fromkeys(order, Axis(place.dim, place.length)), (Concat(axis),))
         if "cat" in call.op:
-            found = pieces(dim, [call.inputs[index].shape[dim] for index in order])
+            filled = [index for index in order if call.inputs[index].shape[dim] > 0]
+            found = pieces(dim, [call.inputs[index].shape[dim] for index in filled])
             if found is not None:
-                yield along(count, dict(zip(order, found[1:])), (Concat(found[0]),))
+                yield along(count, dict(zip(filled, found[1:])), (Concat(found[0]),))
 
     def samples(self) -> Iterable[Sample]:
         yield Sample("aten.cat.default", ((X, X), -1))
@@ -73,9 +74,16 @@ class Rearrange(OpRule):
         if "diag_embed" in call.op:
             rest = without(rank + 1, int_at(call, 2, "dim1", -2), int_at(call, 3, "dim2", -1))
             return kept(call.inputs[0].shape, ((dim, place) for place, dim in rest))
-        places = {"flip": ints_at(call, 1, "dims"), "roll": ints_at(call, 2, "dims") or tuple(range(rank))}
-        dims = places.get(call.op.split(".")[1], ints_at(call, 2, "dims") or (0, 1))
+        if "rot90" in call.op:
+            return kept(call.inputs[0].shape, self.rotated(call, rank))
+        dims = ints_at(call, 1, "dims") if "flip" in call.op else ints_at(call, 2, "dims") or tuple(range(rank))
         return kept(call.inputs[0].shape, beside(rank, *dims))
+
+    def rotated(self, call: Call, rank: int) -> list[tuple[int, int]]:
+        """The dimensions that `rot90(x, k, dims)` does not reverse, and where they are then."""
+        turns, (one, other) = int_at(call, 1, "k", 1) % 4, wrapped(ints_at(call, 2, "dims") or (0, 1), rank)
+        moved_to = {0: [(one, one), (other, other)], 1: [(one, other)], 3: [(other, one)]}
+        return [*beside(rank, one, other), *moved_to.get(turns, [])]
 
     def loops(self, call: Call) -> Iterable[Loop]:
         return moved(call, self.pairs(call))
@@ -89,7 +97,8 @@ class Rearrange(OpRule):
         yield Sample("aten.roll.default", (T((3, 4, 5, 6)), (1, -2), (1, -1)))
         yield Sample("aten.roll.default", (X, (5,)))
         yield Sample("aten.rot90.default", (X, 1, (1, 2)))
-        yield Sample("aten.rot90.default", (T((3, 4, 5)),))
+        for turns in (1, -1, 2, 4):
+            yield Sample("aten.rot90.default", (T((3, 4, 5)), turns))
 
 
 class Repeat(OpRule):

@@ -88,15 +88,22 @@ def _together(specs: list[TensorSpec]) -> tuple[int, ...]:
 
 def beside_indices(call: Call, position: int, *more: int | None) -> Iterator[Loop]:
     """The loops of an operator that writes to `x[indices]`, along the dimensions of x that are not indexed; `more` are
-    the numbers of inputs that broadcast to the elements written."""
+    the numbers of inputs that broadcast to the elements written. Where the only index is a mask, and what is written
+    does not depend on the place, its dimensions are divided too."""
     found = Indexing.of(call, position)
     if found is None:
         return
+    shapes = {number: call.inputs[number].shape for number in more if number is not None}
+    rank = len(found.shape)
     for axis in found.axes():
         if axis.dim in found.places:
-            reads = list(found.reads(axis))
-            for number in more:
-                if number is not None:
-                    shape = call.inputs[number].shape
-                    reads.append((number, aligned(shape, len(found.shape), axis.dim, axis.length)))
-            yield from joint(call, reads, Concat(Axis(found.places[axis.dim], axis.length)))
+            reads = [(number, aligned(shape, rank, axis.dim, axis.length)) for number, shape in shapes.items()]
+            yield from joint(call, [*found.reads(axis), *reads], Concat(Axis(found.places[axis.dim], axis.length)))
+    if len(found.indices) > 1 or found.shape[found.first] != UNKNOWN:
+        return
+    if any(len(shape) >= rank - found.first and shape[found.first - rank] != 1 for shape in shapes.values()):
+        return
+    (mask, masked), shared = found.indices[0], [(number, None) for number in shapes]
+    for axis in whole_dims(masked, range(len(masked))):
+        whole = Axis(axis.dim + found.first, axis.length)
+        yield from joint(call, [(found.source, whole), (mask, axis), *shared], Concat(whole))

@@ -171,6 +171,8 @@ class IndexPut(OpRule):
         yield Sample("aten.index_put.default", (T((4, 5, 6, 3)), (COLUMN, None, COLUMN), T((3, 5, 1)), True))
         yield Sample("aten.index_put.default", (T((3, 5, 4, 6)), (None, T((5, 4), DType.BOOL)), T((6,)), False))
         yield Sample("aten.index_put.default", (X, (T((1,), DType.I64, 5),), T(())))
+        yield Sample("aten.index_put.default", (T((3, 4, 5)), (T((3, 4), DType.BOOL),), T(())))
+        yield Sample("aten.index_put.default", (T((3, 4, 5)), (None, None, T((5,), DType.BOOL)), T((3, 1, 1))))
         yield Sample("aten.put.default", (X, T((3,), DType.I64, 20), T((3,)), True))
 
 

@@ -345,16 +345,14 @@ class Unfold(Moved):
 
 
 class Reinterpret(Moved):
-    """The same bytes as other elements: of the last dimension several make one, or one makes several, unless they
-    are of one size."""
+    """The same bytes as other elements: where these differ in size, several of the last dimension make one, or one
+    makes several. Real and imaginary parts, the last dimension of real numbers, belong together."""
 
     ops = overloads("view.dtype view_as_complex.default view_as_real.default")
 
     def pairs(self, call: Call) -> Iterable[Pair]:
-        source, target = input_at(call, 0, "self"), output_at(call, 0)
-        whole = source.dtype.nbytes == target.dtype.nbytes or call.op == "aten.view_as_real.default"
-        count = len(source.shape) if whole else len(source.shape) - 1
-        return kept(source.shape, ((dim, dim) for dim in range(count)))
+        source, target = input_at(call, 0, "self").shape, output_at(call, 0).shape
+        return kept([min(lengths) for lengths in zip(source, target)], beside(min(len(source), len(target))))
 
     def samples(self) -> Iterable[Sample]:
         yield Sample("aten.view.dtype", (X, DType.I32))
