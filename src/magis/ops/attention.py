@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import flag_at, given, input_at, number_at, output_at, overloads
+from magis.ops.attention_loops import attention_loops
+from magis.ops.loop import Loop
 from magis.ops.rule import Gemm, Kernel, OpRule, Sample, T, square, stored_bytes
 
 
@@ -61,6 +63,9 @@ class Attention(OpRule):
 
     def draws(self, call: Call) -> bool:
         return self.dropout(call) > 0
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        return () if self.dropout(call) else attention_loops(call, self.first, "cpu" in call.op)
 
     def shape(self, call: Call) -> AttentionShape:
         """Its sizes; queries may have more heads than keys."""
@@ -130,6 +135,11 @@ class AttentionBackward(Attention):
 
     def draws(self, call: Call) -> bool:
         return False
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        place = {"cudnn": 13, "efficient": 9, "for_cpu": 6, "overrideable": 12}
+        dropout = next((at for kind, at in place.items() if kind in call.op), 10)
+        return () if number_at(call, dropout, "dropout_p", 0.0) else attention_loops(call, 1, "cpu" in call.op)
 
     def kernels(self, call: Call) -> tuple[Kernel, ...]:
         q, k, v = (input_at(call, self.first + place, "") for place in range(3))

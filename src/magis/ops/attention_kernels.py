@@ -10,6 +10,7 @@ from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import input_at, int_at, overloads
 from magis.ops.attention import Attention, AttentionBackward, AttentionShape
+from magis.ops.loop import Loop
 from magis.ops.rule import Sample, T, argument
 
 
@@ -31,6 +32,9 @@ class JoinedAttention(Attention):
     ops = overloads("_efficient_attention_forward.default _flash_attention_forward.default")
     dropout_places: ClassVar[dict[str, int]] = {"efficient": 8, "flash": 7}
 
+    def loops(self, call: Call) -> Iterable[Loop]:
+        return ()
+
     def shape(self, call: Call) -> AttentionShape:
         return _joined(call, 0, 4 if "efficient" in call.op else 3)
 
@@ -49,6 +53,9 @@ class JoinedAttentionBackward(AttentionBackward):
 
     ops = overloads("_efficient_attention_backward.default _flash_attention_backward.default")
     heads_dim = -2
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        return ()
 
     def shape(self, call: Call) -> AttentionShape:
         return _joined(call, 1, 6)

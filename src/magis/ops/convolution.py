@@ -12,15 +12,26 @@ from dataclasses import dataclass
 from math import ceil, gcd, prod
 from typing import Any
 
+from magis.ir.args import Args, Kwargs
 from magis.ir.dtype import DType
 from magis.ir.graph import Call, TensorSpec
 from magis.ops.arguments import flag_at, given, input_at, int_at, ints_at, output_at
+from magis.ops.convolution_loops import (
+    backward_loops,
+    backward_part,
+    forward_loops,
+    forward_part,
+    windowed,
+    without_bias,
+)
+from magis.ops.loop import Loop
 from magis.ops.rule import (
     Gemm,
     Kernel,
     OpRule,
     Sample,
     T,
+    WindowPart,
     argument,
     compute_dtype,
     read_bytes,
@@ -83,6 +94,18 @@ class Convolution(OpRule):
 
     ops = ("aten.convolution.default",)
 
+    def loops(self, call: Call) -> Iterable[Loop]:
+        return forward_loops(call)
+
+    def part(self, call: Call, loop: Loop, length: int) -> tuple[Args, Kwargs]:
+        return forward_part(call, loop, length)
+
+    def without_bias(self, call: Call, loop: Loop) -> tuple[Call, tuple[int, ...]]:
+        return without_bias(call)
+
+    def windowed(self, call: Call, loop: Loop, rows: range) -> WindowPart:
+        return windowed(call, loop, rows)
+
     def _shape(self, call: Call) -> _Shape:
         return _shape(call, input_at(call, 0, "input"), output_at(call, 0), input_at(call, 1, "weight"), 3)
 
@@ -133,6 +156,12 @@ class ConvolutionBackward(OpRule):
     """Gradients of the input, the weight and the bias: one launch for each that is asked for."""
 
     ops = ("aten.convolution_backward.default",)
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        return backward_loops(call)
+
+    def part(self, call: Call, loop: Loop, length: int) -> tuple[Args, Kwargs]:
+        return backward_part(call, loop, length)
 
     def _shape(self, call: Call) -> _Shape:
         result, x = input_at(call, 0, "grad_output"), input_at(call, 1, "input")

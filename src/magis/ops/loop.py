@@ -74,7 +74,8 @@ class Window:
         reach = self.dilation * (self.kernel - 1)
         if not self.transposed:
             return start * self.stride - self.padding, (stop - 1) * self.stride - self.padding + reach + 1
-        return -(-(start + self.padding - reach) // self.stride), (stop - 1 + self.padding) // self.stride + 1
+        first, last = start + self.padding, stop - 1 + self.padding
+        return min(-(-(first - reach) // self.stride), first // self.stride), last // self.stride + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,14 @@ from collections.abc import Iterable, Sequence
 from math import ceil, prod
 from typing import Any
 
+from magis.ir.args import Arg, Args, Kwargs
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import input_at, ints_at, overloads
-from magis.ops.rule import OpRule, Sample, T, square
+from magis.ops.loop import Axis, Concat, Loop, Window, part_shape
+from magis.ops.rule import OpRule, Sample, T, WindowPart, square
+from magis.ops.slots import at_places
+from magis.ops.windows import over_images, sliding, with_entry
 
 TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 LINE, IMAGE, VOLUME = T((2, 3, 4)), T((2, 3, 4, 3)), T((1, 2, 3, 2, 2))
@@ -33,6 +37,49 @@ class Upsample(OpRule):
         upsample_nearest2d.default upsample_nearest3d.default upsample_trilinear3d.default
     """)
     backward = False
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        shape = input_at(call, 0, "self").shape
+        yield from over_images(call, (0,), (0, 1), shape)
+        for place, (before, after) in enumerate(zip(*self.sizes(call))):
+            dim, small = place + 2, min(before, after)
+            if not small or max(before, after) % small or not self._exact(call, place, before, after):
+                continue
+            if "nearest" in call.op:
+                axis = Axis(dim, small)
+                yield from at_places(call, {0: axis}, [Concat(axis)])
+            if after > before and not self.backward:
+                scale = after // before
+                if "nearest" in call.op:
+                    yield from sliding(call, dim, after, Window(scale, scale, transposed=True))
+                elif "linear" in call.op and "_aa" not in call.op and not call.args[2]:
+                    yield from sliding(call, dim, after, Window(3 * scale, scale, 1, scale, transposed=True))
+
+    def _exact(self, call: Call, place: int, before: int, after: int) -> bool:
+        """Whether the scale along a dimension is that of the lengths."""
+        first = 2 + self.backward + ("nearest" not in call.op)
+        given = call.args[first + place] if first + place < len(call.args) else None
+        return given is None or given == after / before
+
+    def part(self, call: Call, loop: Loop, length: int) -> tuple[Args, Kwargs]:
+        axis = loop.inputs[0]
+        size = ints_at(call, 1, "output_size")
+        if axis is not None and axis.dim >= 2:
+            size = with_entry(size, axis.dim - 2, size[axis.dim - 2] // axis.length * length)
+        args: list[Arg] = [call.args[0], size, *call.args[2:]]
+        role, result = loop.roles[0], call.outputs[0]
+        if self.backward and isinstance(role, Concat) and result is not None:
+            args[2] = part_shape(result.shape, role.axis, length)
+        return tuple(args), call.kwargs
+
+    def windowed(self, call: Call, loop: Loop, rows: range) -> WindowPart:
+        axis, window = loop.inputs[0], loop.window
+        assert axis is not None and window is not None
+        start, stop = window.reads(rows.start, rows.stop)
+        reads = range(max(start, 0), min(stop, axis.length))
+        size = with_entry(ints_at(call, 1, "output_size"), axis.dim - 2, len(reads) * window.stride)
+        args = (call.args[0], size, *call.args[2:])
+        return WindowPart(reads, (0, 0), 0.0, args, call.kwargs, rows.start - reads.start * window.stride, len(rows))
 
     def sizes(self, call: Call) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Lengths of the image before and after."""
