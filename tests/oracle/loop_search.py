@@ -1,18 +1,17 @@
 """Finds by enumeration along which axes a call may run in parts, whatever its rule says.
 
 A candidate slices some inputs along one dimension each, all of one length; where integers among the arguments are
-multiples of that length, they may shrink with it. It is valid when uneven parts, on two sets of random tensors, fit a
+multiples of that length, they may shrink with it. It is valid when uneven parts, on a few sets of random tensors, fit a
 role for every output, and when no sliced input could as well be shared whole. Invalid candidates may crash the process:
 `loop_child` runs this in one of its own.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import chain, islice, product
 from math import prod
 
 import torch
@@ -95,7 +94,8 @@ def valid_loops(
     number `most`. `trying` is told the number of each candidate before it is run."""
     search = _Search(case)
     known = list(loops)
-    for number, candidate in islice(enumerate(candidates(case.call)), start, most):
+    every = chain(_inner_factors(loops), candidates(case.call))
+    for number, candidate in islice(enumerate(every), start, most):
         if candidate.sliced and any(covers(loop, candidate.axes) for loop in known):
             continue
         trying(number)
@@ -105,6 +105,15 @@ def valid_loops(
             if candidate.sliced or not any(covers_results(other, loop) for other in known):
                 known.append(loop)
                 yield loop
+
+
+def _inner_factors(loops: Sequence[Loop]) -> Iterator[Candidate]:
+    """Of loops that are said to need contiguous parts: an inner factor, which needs others."""
+    for loop in loops:
+        outer = next((n for n in range(2, loop.length) if loop.length % n == 0), 0)
+        if not loop.uniform and loop.window is None and outer:
+            length = loop.length // outer
+            yield Candidate(loop.refined(outer, length).inputs, length, loop.once)
 
 
 def covers(loop: Loop, axes: Sequence[Axis | None]) -> bool:
@@ -207,15 +216,16 @@ def sizes(call: Call, length: int) -> list[Sizes]:
 
 
 class _Search:
-    """Runs candidates of one call on two sets of tensors."""
+    """Runs candidates of one call on a few sets of tensors."""
 
     def __init__(self, case: Case) -> None:
         whole = run_whole(case, rule_for(case.call.op))
         self.call = whole.call
         self.runs = [(whole.tensors, whole.results)]
-        again = redrawn(whole.tensors)
-        with suppress(*REFUSALS):
-            self.runs.append((again, execute(self.call, copies(again))))
+        for seed in range(1, 4):
+            again = redrawn(whole.tensors, seed)
+            with suppress(REFUSALS):
+                self.runs.append((again, execute(self.call, copies(again))))
 
     def roles(self, candidate: Candidate) -> tuple[Role, ...] | None:
         """A role for every result; None when the candidate is not valid."""
@@ -289,10 +299,9 @@ class _Search:
         roles = tuple(each[0] for each in fitting)
         if not any(isinstance(role, (Concat, Reduce)) for role in roles):
             return None
-        if len(self.runs) == 2:
-            for role, first, second in zip(roles, *(results for _, results in self.runs)):
-                if isinstance(role, Reduce) and first is not None and second is not None and same(first, second):
-                    return None
+        for role, (first, *others) in zip(roles, zip(*(results for _, results in self.runs))):
+            if isinstance(role, Reduce) and others and all(same(first, other) for other in others):
+                return None
         return roles
 
 
@@ -346,21 +355,21 @@ def _possible(whole: torch.Tensor, pieces: list[torch.Tensor], lengths: Sequence
                 yield Concat(Axis(changed[0], length, outer))
 
 
-def redrawn(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def redrawn(tensors: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
     """Other random tensors of the same layouts and of the same ranges of values."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     found = []
     for tensor in tensors:
         flat = torch.empty(1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()) if n), dtype=tensor.dtype)
         low, high = _range(tensor)
         if tensor.dtype is torch.bool:
             flat.copy_(torch.rand(flat.shape, generator=generator) < 0.5)
-        elif tensor.is_complex() or (tensor.is_floating_point() and low < 0):
+        elif tensor.is_complex() or (tensor.is_floating_point() and not 0 <= low <= high <= 1):
             flat.copy_(
                 torch.randn(flat.shape, generator=generator, dtype=torch.promote_types(flat.dtype, torch.float32))
             )
         elif tensor.is_floating_point():
-            flat.copy_(torch.rand(flat.shape, generator=generator) * (high - low) + low)
+            flat.copy_(torch.rand(flat.shape, generator=generator).clamp(0.01, 0.99))
         else:
             flat.copy_(torch.randint(int(low), int(high) + 1, flat.shape, generator=generator))
         found.append(flat.as_strided(tensor.shape, tensor.stride(), 0))
@@ -372,14 +381,3 @@ def _range(tensor: torch.Tensor) -> tuple[float, float]:
         return 0, 0
     values = tensor.double() if tensor.is_floating_point() else tensor.to(torch.int64)
     return values.min().item(), values.max().item()
-
-
-def missing_problem(call: Call, loop: Loop, described: str) -> str | None:
-    """The sentence for a valid loop that the rule lacks; None where that is excused."""
-    for pattern, _ in EXCUSED:
-        if re.fullmatch(pattern, call.op.removeprefix("aten.")):
-            return None
-    return f"{call.op}: missing {described}"
-
-
-EXCUSED: tuple[tuple[str, str], ...] = ()

@@ -62,7 +62,8 @@ def loop_problems(case: Case, rule: OpRule | None = None) -> list[str]:
 
 def writes(call: Call) -> bool:
     """Whether it writes in place."""
-    return bool(overload(call.op)._schema.is_mutable) or any(spec is not None and spec.writes for spec in call.outputs)
+    declared = overload(call.op)._schema.is_mutable or not rule_for(call.op).recomputable
+    return declared or any(spec is not None and spec.writes for spec in call.outputs)
 
 
 def run_whole(case: Case, rule: OpRule) -> Whole:
