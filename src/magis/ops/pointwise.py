@@ -7,13 +7,14 @@ and the elementwise gradients that carry no tag.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from magis.ir.args import Symbol
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
-from magis.ops.arguments import input_at, int_at, overloads, wrapped
-from magis.ops.loop import Concat, Loop, elementwise
+from magis.ops.arguments import input_at, int_at, output_at, overloads, wrapped
+from magis.ops.loop import Axis, Concat, Loop, Same, elementwise, whole_dims
 from magis.ops.rule import Kernel, OpRule, Sample, T, one_launch
 
 FLOAT, INT = T((3, 4)), T((3, 4), DType.I64, 5)
@@ -23,26 +24,19 @@ class Elementwise(OpRule):
     """Every dimension of the broadcast result may be split, but for those along which a few work by position."""
 
     def loops(self, call: Call) -> Iterable[Loop]:
-        shapes = [None if spec is None else spec.shape for spec in call.outputs]
-        if any(spec is not None and spec.writes for spec in call.outputs) or len(set(shapes) - {None}) != 1:
+        outputs = [spec for spec in call.outputs if spec is not None]
+        if not outputs or any(spec.writes or spec.shape != outputs[0].shape for spec in outputs):
             return
-        rank = len(next(shape for shape in shapes if shape is not None))
-        positional = _positional(call, rank)
+        positional = self.positional(call, len(outputs[0].shape))
+        shapes = [None if spec is None else spec.shape for spec in call.outputs]
         for loop in elementwise((spec.shape for spec in call.inputs), shapes):
             role = loop.roles[0]
             if isinstance(role, Concat) and role.axis.dim not in positional:
                 yield loop
 
-
-def _positional(call: Call, rank: int) -> tuple[int, ...]:
-    """Dimensions of the result along which an element depends on others, or on where it stands."""
-    name = call.op.split(".")[1]
-    if name in ("tril", "triu"):
-        return wrapped((-2, -1), rank)
-    if name in ("glu", "glu_backward", "linalg_cross"):
-        place = 1 if name == "glu" else 2
-        return wrapped((int_at(call, place, "dim", -1),), rank)
-    return ()
+    def positional(self, call: Call, rank: int) -> tuple[int, ...]:
+        """Dimensions of the result along which an element depends on others, or on where it stands."""
+        return ()
 
 
 class Unary(Elementwise):
@@ -55,12 +49,12 @@ class Unary(Elementwise):
         frac.default frexp.Tensor gelu.default hardshrink.default hardsigmoid.default hardswish.default
         hardtanh.default i0.default isinf.default isnan.default isneginf.default isposinf.default
         leaky_relu.default lgamma.default log.default log10.default log1p.default log2.default
-        log_sigmoid_forward.default logical_not.default logit.default mish.default nan_to_num.default neg.default
+        logical_not.default logit.default mish.default nan_to_num.default neg.default
         rad2deg.default reciprocal.default relu.default round.default rsqrt.default selu.default sgn.default
         sigmoid.default sign.default signbit.default silu.default sin.default sinc.default sinh.default
         softplus.default softshrink.default special_entr.default special_erfcx.default special_i0e.default
         special_i1.default special_i1e.default special_log_ndtr.default sqrt.default tan.default tanh.default
-        tril.default triu.default trunc.default
+        trunc.default
     """)
 
     def samples(self) -> Iterable[Sample]:
@@ -78,7 +72,6 @@ class Unary(Elementwise):
         yield Sample("aten.gelu.default", (FLOAT,), (("approximate", "tanh"),))
         yield Sample("aten.hardtanh.default", (FLOAT, 0.0, 6.0))
         yield Sample("aten.leaky_relu.default", (FLOAT, 0.1))
-        yield Sample("aten.tril.default", (FLOAT, -1))
 
 
 class Binary(Elementwise):
@@ -97,7 +90,7 @@ class Binary(Elementwise):
         for op in self.ops:
             yield Sample(op, (FLOAT, FLOAT))
         for op in overloads("add.Tensor div.Tensor maximum.default mul.Tensor sub.Tensor"):
-            yield Sample(op, (FLOAT, T((2, 1, 4))))
+            yield Sample(op, (FLOAT, T((6, 1, 4))))
             yield Sample(op, (T((3, 4), DType.BF16), T(())))
             yield Sample(op, (T((3, 4), strides=(1, 3)), FLOAT))
         yield Sample("aten.add.Tensor", (FLOAT, T((4,))), (("alpha", -0.5),))
@@ -188,10 +181,8 @@ class Several(Elementwise):
 
     ops = overloads("""
         _prelu_kernel.default _prelu_kernel_backward.default _to_copy.default addcdiv.default addcmul.default
-        clip.default div.Scalar_mode div.Tensor_mode glu.default glu_backward.default lerp.Scalar lerp.Tensor
-        linalg_cross.default
-        masked_fill.Scalar masked_fill.Tensor mvlgamma.default polygamma.default round.decimals
-        rrelu_with_noise_backward.default threshold.default where.self
+        clip.default div.Scalar_mode div.Tensor_mode lerp.Scalar lerp.Tensor masked_fill.Scalar masked_fill.Tensor
+        mvlgamma.default polygamma.default round.decimals rrelu_with_noise_backward.default threshold.default where.self
     """)
 
     def samples(self) -> Iterable[Sample]:
@@ -206,11 +197,8 @@ class Several(Elementwise):
         yield Sample("aten.clip.default", (FLOAT, -1, 1))
         yield Sample("aten.div.Scalar_mode", (INT, 2), (("rounding_mode", "floor"),))
         yield Sample("aten.div.Tensor_mode", (FLOAT, row), (("rounding_mode", "trunc"),))
-        yield Sample("aten.glu.default", (FLOAT,))
-        yield Sample("aten.glu_backward.default", (T((3, 2)), FLOAT, -1))
         yield Sample("aten.lerp.Scalar", (FLOAT, FLOAT, 0.1))
         yield Sample("aten.lerp.Tensor", (FLOAT, FLOAT, row))
-        yield Sample("aten.linalg_cross.default", (T((2, 3)), T((2, 3))))
         yield Sample("aten.masked_fill.Scalar", (FLOAT, T((3, 1), DType.BOOL), -1e9))
         yield Sample("aten.masked_fill.Tensor", (FLOAT, flags, T(())))
         yield Sample("aten.mvlgamma.default", (FLOAT, 2))
@@ -219,6 +207,7 @@ class Several(Elementwise):
         yield Sample("aten.rrelu_with_noise_backward.default", (FLOAT, FLOAT, FLOAT, 0.1, 0.3, True, False))
         yield Sample("aten.threshold.default", (FLOAT, 0.1, 2))
         yield Sample("aten.where.self", (flags, row, T(())))
+        yield Sample("aten.where.self", (T((4, 1), DType.BOOL), T((6, 1, 5)), T((1, 5))))
 
 
 class Copy(Elementwise):
@@ -231,3 +220,85 @@ class Copy(Elementwise):
 
     def samples(self) -> Iterable[Sample]:
         yield Sample("aten.copy.default", (FLOAT, T((4,), DType.BF16)))
+
+
+class Triangle(Elementwise):
+    """Matrices with zeros above or below a diagonal. A part would have to know where it stands in its matrix."""
+
+    ops = overloads("tril.default triu.default")
+
+    def positional(self, call: Call, rank: int) -> tuple[int, ...]:
+        return wrapped((-2, -1), rank)
+
+    def samples(self) -> Iterable[Sample]:
+        for op in self.ops:
+            yield Sample(op, (FLOAT,))
+            yield Sample(op, (T((6, 5, 3, 4)), -1))
+
+
+class Cross(Elementwise):
+    """The vector product: elements along one dimension, of length 3, depend on each other."""
+
+    ops = overloads("linalg_cross.default")
+
+    def positional(self, call: Call, rank: int) -> tuple[int, ...]:
+        return wrapped((int_at(call, 2, "dim", -1),), rank)
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample(self.ops[0], (T((2, 3)), T((2, 3))))
+        yield Sample(self.ops[0], (T((6, 3, 1, 4)), T((6, 3, 5, 1))), (("dim", 1),))
+
+
+class LogSigmoid(Elementwise):
+    """`log(sigmoid(x))` and a buffer for its gradient, which holds nothing on some devices."""
+
+    ops = overloads("log_sigmoid_forward.default")
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        result, buffer = output_at(call, 0).shape, output_at(call, 1)
+        if buffer.numel:
+            yield from super().loops(call)
+            return
+        for loop in elementwise([result], [result]):
+            yield Loop(loop.inputs, (*loop.roles, Same()))
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample(self.ops[0], (FLOAT,))
+        yield Sample(self.ops[0], (T((6, 4), strides=(1, 6)),))
+
+
+class Gated(OpRule):
+    """`a * sigmoid(b)` of the halves a and b of a dimension, which is thus a pair of halves: split, both shrink."""
+
+    ops = overloads("glu.default")
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        shape = output_at(call, 0).shape
+        (halved,) = wrapped((int_at(call, 1, "dim", -1),), len(shape))
+        for axis in whole_dims(shape, range(len(shape))):
+            yield Loop((_pairs(axis, halved),), (Concat(axis),))
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample(self.ops[0], (FLOAT,))
+        yield Sample(self.ops[0], (T((6, 8, 5)), 1))
+
+
+class GatedGradient(OpRule):
+    """The gradient of `Gated` for both halves, from `(grad, x, dim)`."""
+
+    ops = overloads("glu_backward.default")
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        grad = input_at(call, 0, "grad_output").shape
+        (halved,) = wrapped((int_at(call, 2, "dim", -1),), len(grad))
+        for axis in whole_dims(grad, range(len(grad))):
+            yield Loop((axis, _pairs(axis, halved)), (Concat(_pairs(axis, halved)),))
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample(self.ops[0], (T((3, 2)), FLOAT, -1))
+        yield Sample(self.ops[0], (T((6, 4, 5)), T((6, 8, 5)), 1))
+
+
+def _pairs(axis: Axis, halved: int) -> Axis:
+    """The axis in a tensor that has two of everything along one dimension."""
+    return replace(axis, outer=2) if axis.dim == halved else axis
