@@ -99,7 +99,7 @@ def beside_indices(call: Call, position: int, *more: int | None) -> Iterator[Loo
         if axis.dim in found.places:
             reads = [(number, aligned(shape, rank, axis.dim, axis.length)) for number, shape in shapes.items()]
             yield from joint(call, [*found.reads(axis), *reads], Concat(Axis(found.places[axis.dim], axis.length)))
-    if len(found.indices) > 1 or found.shape[found.first] != UNKNOWN:
+    if len(found.indices) > 1 or UNKNOWN not in found.shape:
         return
     if any(len(shape) >= rank - found.first and shape[found.first - rank] != 1 for shape in shapes.values()):
         return
