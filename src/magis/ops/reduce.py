@@ -8,16 +8,26 @@ from typing import Any
 
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
-from magis.ops.arguments import flag_at, input_at, ints_at, number_at, overloads, wrapped
+from magis.ops.arguments import flag_at, input_at, ints_at, number_at, output_at, overloads, wrapped
 from magis.ops.loop import Axis, Concat, Loop, Reduce
 from magis.ops.rule import Kernel, OpRule, Sample, T, compute_dtype, square
 
-X = T((2, 3, 4))
+X = T((4, 3, 6))
+
+_NORMS = {float("inf"): ("max",), float("-inf"): ("min",), 0.0: ("sum",), 1.0: ("sum",)}
+_EXTREMES = {
+    "amax.default": ("max",),
+    "amin.default": ("min",),
+    "aminmax.default": ("min", "max"),
+    "max.default": ("max",),
+    "min.default": ("min",),
+}
+_LONG = 100_000
 
 
-def reduced(call: Call, dims: tuple[int, ...], role: Reduce | None) -> Iterator[Loop]:
+def reduced(call: Call, dims: tuple[int, ...], *by: str) -> Iterator[Loop]:
     """The loops of an operator that works along some dimensions of its only tensor: the others stay, with or without
-    places for these; along these, parts have `role`, if any."""
+    places for these; along these, the results' parts are combined `by` sum, average, max or min, or not at all."""
     shape = input_at(call, 0, "self").shape
     ranks = {len(spec.shape) for spec in call.outputs if spec is not None}
     if len(ranks) != 1 or len(call.inputs) != 1:
@@ -28,8 +38,8 @@ def reduced(call: Call, dims: tuple[int, ...], role: Reduce | None) -> Iterator[
         if dim not in dims and length > 1:
             kept = Concat(Axis(dim if stays else place, length))
             yield Loop((Axis(dim, length),), tuple(None if spec is None else kept for spec in call.outputs))
-        elif dim in dims and length > 1 and role is not None:
-            yield Loop((Axis(dim, length),), tuple(None if spec is None else role for spec in call.outputs))
+        elif dim in dims and length > 1 and by:
+            yield Loop((Axis(dim, length),), tuple(Reduce(each) for each in by))
         place += dim not in dims
 
 
@@ -50,11 +60,13 @@ class Reduction(OpRule):
         return wrapped(given, rank) or tuple(range(rank))
 
     def loops(self, call: Call) -> Iterable[Loop]:
-        yield from reduced(call, self.dims(call), self.role(call))
+        yield from reduced(call, self.dims(call), *self.by(call))
 
-    def role(self, call: Call) -> Reduce | None:
-        """What becomes of parts of what is reduced; None when they say nothing of the whole."""
-        return Reduce("sum") if "count_nonzero" in call.op else None
+    def by(self, call: Call) -> tuple[str, ...]:
+        """How results for parts of what is reduced make the whole; empty when they do not."""
+        if "count_nonzero" in call.op:
+            return ("sum",)
+        return _NORMS.get(number_at(call, 1, "ord", 2.0), ()) if "norm" in call.op else ()
 
     def terms(self, call: Call, output: int) -> int:
         shape = input_at(call, 0, "self").shape
@@ -64,7 +76,10 @@ class Reduction(OpRule):
         yield Sample("aten.count_nonzero.default", (X,))
         yield Sample("aten.count_nonzero.dim_IntList", (X, (0, 1)))
         yield Sample("aten.linalg_vector_norm.default", (X, 2, (1,), True))
+        for order in (0, 1, float("inf"), float("-inf")):
+            yield Sample("aten.linalg_vector_norm.default", (X, order, (0, -1)))
         yield Sample("aten.logsumexp.default", (X, (-1,), True))
+        yield Sample("aten.logsumexp.default", (X, (0, 2)))
         yield Sample("aten.norm.Scalar", (X, 2))
         yield Sample("aten.norm.ScalarOpt_dim", (X, 2, (0, 2)))
         yield Sample("aten.norm.ScalarOpt_dim_dtype", (X, 2, (0, 2), False), (("dtype", DType.F64),))
@@ -78,8 +93,8 @@ class Sum(Reduction):
 
     ops = overloads("mean.default mean.dim nansum.default sum.default sum.dim_IntList")
 
-    def role(self, call: Call) -> Reduce | None:
-        return Reduce("average" if "mean" in call.op else "sum")
+    def by(self, call: Call) -> tuple[str, ...]:
+        return ("average" if "mean" in call.op else "sum",)
 
     def squared_terms(self, torch: Any, call: Call, tensors: Sequence[Any], output: int) -> Any:
         squares = square(tensors[0])
@@ -144,38 +159,43 @@ class Variance(Reduction):
         for op in self.ops:
             yield Sample(op, (X, (0, 2)), (("correction", 0), ("keepdim", True)))
             yield Sample(op, (X, (-1,)))
+            yield Sample(op, (X, (1,)), (("correction", 2),))
             yield Sample(op, (X,), (("correction", 1),))
 
 
 class Selection(OpRule):
     """Results that are elements of the input, their places, or a test of all: exact, nothing is summed."""
 
-    def loops(self, call: Call) -> Iterable[Loop]:
-        name, overload = call.op.split(".")[1:]
-        rank = len(input_at(call, 0, "self").shape)
-        if name in ("sort", "topk", "kthvalue", "mode", "argmax", "argmin") or overload in ("dim", "dims"):
-            dims = self._along(call, name, overload, rank)
-        elif name in ("amax", "amin"):
-            dims = wrapped(ints_at(call, 1, "dim"), rank) or tuple(range(rank))
-        elif name == "aminmax":
-            dims = wrapped(ints_at(call, 9, "dim"), rank) or tuple(range(rank))
-        else:
-            dims = tuple(range(rank))
-        extreme = name.removeprefix("a")
-        whole = name in ("amax", "amin") or (extreme in ("max", "min") and overload == "default")
-        yield from reduced(call, dims, Reduce(extreme) if whole else None)
-
-    def _along(self, call: Call, name: str, overload: str, rank: int) -> tuple[int, ...]:
-        """The dimensions along which elements are compared."""
-        place = {"kthvalue": 2, "topk": 2}.get(name, 9 if overload == "stable" else 1)
-        default = () if name in ("argmax", "argmin") or overload == "dims" else (-1,)
-        return wrapped(ints_at(call, place, "dim") or default, rank) or tuple(range(rank))
-
     ops = overloads("""
         all.default all.dim all.dims amax.default amin.default aminmax.default any.default any.dim any.dims
         argmax.default argmin.default kthvalue.default max.default max.dim median.default median.dim min.default
         min.dim mode.default nanmedian.default nanmedian.dim sort.default sort.stable topk.default
     """)
+
+    def loops(self, call: Call) -> Iterable[Loop]:
+        if call.op == "aten.topk.default" and not self._alike(call):
+            return
+        yield from reduced(call, self.dims(call), *self.by(call))
+
+    def _alike(self, call: Call) -> bool:
+        """Whether equal elements come in one order, however many slices there are. CUDA sorts long ones when they are
+        few, and selects otherwise."""
+        shape = input_at(call, 0, "self").shape
+        return all(shape[dim] < _LONG for dim in self.dims(call) if shape)
+
+    def dims(self, call: Call) -> tuple[int, ...]:
+        """The dimensions along which elements are compared, counted from the start."""
+        name, rank = call.op.split(".")[1], len(input_at(call, 0, "self").shape)
+        last = () if name not in ("kthvalue", "mode", "sort", "topk") else (-1,)
+        given = ints_at(call, 2 if name in ("kthvalue", "topk") else 1, "dim")
+        return wrapped(given or last, rank) or tuple(range(rank))
+
+    def by(self, call: Call) -> tuple[str, ...]:
+        """How results for parts of what is compared make the whole; empty when they do not. Maxima start at minus
+        infinity, which whole numbers lack; the place of a maximum depends on where a part stands."""
+        if not output_at(call, 0).dtype.is_floating:
+            return ()
+        return _EXTREMES.get(call.op.removeprefix("aten."), ())
 
     def samples(self) -> Iterable[Sample]:
         for op in overloads("all.default any.default max.default median.default min.default nanmedian.default"):
@@ -184,13 +204,16 @@ class Selection(OpRule):
             yield Sample(op, (X, 1, True))
         for op in overloads("all.dims any.dims amax.default amin.default"):
             yield Sample(op, (X, (0, 2)))
+            yield Sample(op, (X, (-2,), True))
         for op in overloads("argmax.default argmin.default mode.default sort.default"):
             yield Sample(op, (X, -1))
+            yield Sample(op, (X, 1))
         yield Sample("aten.aminmax.default", (X,), (("dim", 1),))
         yield Sample("aten.any.default", (T((3, 4), DType.BOOL),))
         yield Sample("aten.kthvalue.default", (X, 2, 1))
         yield Sample("aten.sort.stable", (X,), (("stable", True), ("dim", 0), ("descending", True)))
         yield Sample("aten.topk.default", (X, 2))
+        yield Sample("aten.topk.default", (X, 2, 0, False))
 
 
 class Scan(OpRule):
@@ -199,7 +222,7 @@ class Scan(OpRule):
     ops = overloads("cummax.default cummin.default cumprod.default logcumsumexp.default")
 
     def loops(self, call: Call) -> Iterable[Loop]:
-        yield from reduced(call, wrapped(ints_at(call, 1, "dim"), len(input_at(call, 0, "self").shape)), None)
+        yield from reduced(call, wrapped(ints_at(call, 1, "dim"), len(input_at(call, 0, "self").shape)))
 
     def length(self, call: Call) -> int:
         """Elements along the scanned dimension."""

@@ -11,7 +11,7 @@ from magis.ops.arguments import input_at, int_at, overloads, wrapped
 from magis.ops.loop import Concat, Loop, whole_dims
 from magis.ops.rule import OpRule, Sample, T, square
 
-X, HALF = T((2, 3, 4)), T((3, 4), DType.BF16)
+X, HALF = T((6, 3, 4)), T((3, 4), DType.BF16)
 
 
 class Softmax(OpRule):
