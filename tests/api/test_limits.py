@@ -103,7 +103,7 @@ def test_a_plan_within_a_slowdown(plan: Plan) -> None:
     assert {rule for rule, _ in plan.history} <= {"recompute", "keep"}
     assert [start.name for start in plan.search.starts[:2]] == ["eager", "recompute each block"]
     assert {rule.name: rule.kept for rule in plan.search.rules} == {
-        name: [rule for rule, _ in plan.history].count(name) for name in ("keep", "recompute")
+        name: [rule for rule, _ in plan.history].count(name) for name in ("keep", "loosen", "parts", "recompute", "split")
     }
 
 

@@ -40,8 +40,8 @@ def again(graph: Graph, segment: list[int], readers: list[int]) -> Graph:
     return change.program.graph
 
 
-def test_both_rules_are_found_by_name() -> None:
-    assert list(rules()) == ["keep", "recompute"]
+def test_all_rules_are_found_by_name() -> None:
+    assert list(rules()) == ["keep", "loosen", "parts", "recompute", "split"]
 
 
 @pytest.mark.parametrize("edges", [("XA", "AB", "AC"), ("XA", "YA", "AB", "AC")])

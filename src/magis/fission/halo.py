@@ -62,6 +62,8 @@ def _rows(
         rows = computed[node.id] = wanted[node.id]
         loop = loops[node.id]
         for value, axis in zip(node.inputs, loop.inputs):
+            if axis is not None and not read(loop, rows):
+                raise CannotSplitError(f"a part of %{node.id} ({node.op}) would read nothing but padding")
             if axis is not None and value.node in fission.region:
                 wanted[value.node] = _hull(wanted.get(value.node), read(loop, rows))
     return Rows(computed, shares)

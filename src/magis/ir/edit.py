@@ -75,8 +75,14 @@ class GraphEdit:
         self._outputs = tuple(new if value == old else value for value in self._outputs)
 
     def replace_node(self, node: Node) -> None:
-        """Puts a changed node in the place of the one with its id."""
+        """Puts a changed node in the place of the one with its id. Who reads a result of another type counts as
+        changed too."""
+        retyped = node.outputs != self._nodes[node.id].outputs
         self._put(node)
+        if retyped:
+            readers = [n for n in self._nodes if any(value.node == node.id for value in self._nodes[n].inputs)]
+            self.new_nodes.update(readers)
+            self.old_nodes.update(n for n in readers if n in self._graph.nodes)
 
     def remove(self, node_id: NodeId) -> None:
         """Removes a node that nobody reads any more."""

@@ -121,13 +121,14 @@ def split(program: Program, fission: Fission) -> Change:
 
 def inserted(forest: tuple[Fission, ...], new: Fission) -> tuple[Fission, ...]:
     """The forest with a region more. Raises CannotSplitError when it overlaps another without containment."""
+    for other in (each for root in forest for each in root.walk() if each.parts > 1):
+        overlap = new.region & other.region
+        if overlap and not new.region < other.region and not other.region < new.region:
+            raise CannotSplitError(f"overlaps a region that runs in parts already (%{min(overlap)} is in both)")
     for i, fission in enumerate(forest):
-        if new.region <= fission.region and new.region != fission.region:
+        if new.region < fission.region:
             child = replace(fission, children=inserted(fission.children, new))
             return (*forest[:i], child, *forest[i + 1 :])
-        overlap = new.region & fission.region
-        if overlap and not fission.region < new.region and fission.parts > 1:
-            raise CannotSplitError(f"overlaps a region that runs in parts already (%{min(overlap)} is in both)")
     inside = tuple(f for f in forest if f.region < new.region)
     outside = tuple(f for f in forest if not f.region <= new.region)
     return (*outside, replace(new, children=(*new.children, *inside)))
