@@ -24,13 +24,13 @@ import torch
 
 from magis.ops.loop import Loop
 from magis.ops.registry import rule_for
-from magis.ops.rule import OpRule
+from magis.ops.rule import OpRule, Sample
 from oracle.loop_excuses import excuse
 from oracle.loop_search import searchable, valid_loops
 from oracle.loops import described
-from oracle.run import Case
+from oracle.run import Case, case_of
 
-UNSAFE = re.compile("attention|max_.*pool.*backward|embedding")
+UNSAFE = re.compile("attention|adaptive|max_.*pool.*backward|embedding|nll_loss")
 """Operators whose wrong candidates crash, or silently spoil the memory of the process: a copy of it runs each call."""
 
 DONE, DIED = "done", "died"
@@ -57,13 +57,19 @@ class LoopChild:
             self.process.communicate()
             self.process = None
 
-    def missing(self, case: Case, rule: OpRule | None = None, most: int = 1000) -> list[str]:
+    def missing(self, case: Case, rule: OpRule | None = None, most: int = 300) -> list[str]:
         """Loops that the case's rule (or another one) lacks, one sentence each."""
         if not searchable(case):
             return []
         loops = list((rule or rule_for(case.call.op)).loops(case.call))
         found = [loop for loop in self.valid(case, loops, most) if excuse(case.call, loop) is None]
         return [f"{case.call.op} may run along a {described(loop)}, which its rule lacks" for loop in found]
+
+    def runs(self, sample: Sample) -> bool:
+        """Whether PyTorch accepts a call, and survives it."""
+        process = self.process or self._start()
+        found: list[Loop] = []
+        return self._ask(process, sample, found) is None
 
     def valid(self, case: Case, loops: Sequence[Loop], most: int) -> list[Loop]:
         """`valid_loops` in the child."""
@@ -149,7 +155,7 @@ def main() -> None:
                 question = receive(questions)
             except EOFError:
                 return
-            if UNSAFE.search(question[0].call.op):
+            if isinstance(question, Sample) or UNSAFE.search(question[0].call.op):
                 send(answers, _forked(question, answers))
             else:
                 _answer(question, answers)
@@ -157,6 +163,9 @@ def main() -> None:
 
 
 def _answer(question: Any, answers: IO[bytes]) -> None:
+    if isinstance(question, Sample):
+        case_of(question)
+        return
     for loop in valid_loops(*question, trying=lambda number: send(answers, number)):
         send(answers, loop)
 
