@@ -150,6 +150,8 @@ def _cases() -> Iterable[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]
     yield (1, 2, 3, 3, 3), (2, 2, 2, 2, 2), None, ((1,) * 3, (0,) * 3, (1,) * 3, False, (0,) * 3, 1)  # volume
     yield (2, 4, 3, 3), (4, 3, 2, 2), (3,), (two, (0, 0), one, True, (0, 0), 1)  # transposed
     yield (1, 4, 3, 3), (4, 2, 3, 3), (4,), (two, one, one, True, one, 2)  # transposed groups
+    yield (3, 5, 6, 8), (7, 5, 1, 1), None, (two, (0, 0), one, False, (0, 0), 1)  # points
+    yield (3, 12, 4, 6), (18, 2, 2, 3), (18,), ((2, 3), (0, 0), one, False, (0, 0), 6)  # patches, groups
 
 
 class ConvolutionBackward(OpRule):

@@ -11,7 +11,7 @@ from magis.ops.arguments import flag_at, input_at, int_at, ints_at, output_at
 from magis.ops.loop import Axis, Concat, Loop, Reduce, Role, Same, Window
 from magis.ops.rule import WindowPart
 from magis.ops.slots import Places, at_places
-from magis.ops.windows import each, patches, sliding, window_part, with_entry
+from magis.ops.windows import each, patches, sliced, sliding, window_part, with_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,7 @@ def forward_loops(call: Call) -> Iterator[Loop]:
         if patches(x[dim], y[dim], window):
             axis = Axis(dim, min(x[dim], y[dim]))
             yield from at_places(call, {0: axis}, [Concat(axis)])
-        if call.inputs[0].shape == x and call.args[0] == Slot(0):
-            yield from sliding(call, dim, y[dim], window)
+        yield from sliding(call, dim, y[dim], window)
 
 
 def forward_part(call: Call, loop: Loop, length: int) -> tuple[Args, Kwargs]:
@@ -70,10 +69,9 @@ def forward_part(call: Call, loop: Loop, length: int) -> tuple[Args, Kwargs]:
 
 
 def _fewer_groups(call: Call, loop: Loop, length: int, place: int) -> tuple[Args, Kwargs]:
-    role = loop.roles[0] or loop.roles[1] or loop.roles[2]
     weight = call.args[1 if place == 8 else 2]
     axis = loop.inputs[weight.index] if isinstance(weight, Slot) else None
-    if axis is None or role is None:
+    if axis is None:
         return call.args, call.kwargs
     groups = int_at(call, place, "groups", 1) // axis.length * length
     return (*call.args[:place], groups, *call.args[place + 1 :]), call.kwargs
@@ -97,9 +95,7 @@ def windowed(call: Call, loop: Loop, rows: range) -> WindowPart:
     """Some positions of a convolution: without padding, and for a transposed one without additional rows."""
     weight = input_at(call, 1, "weight").shape
     rank = len(weight) - 2
-    axis = loop.inputs[0]
-    assert axis is not None
-    place = axis.dim - 2
+    place = sliced(loop).dim - 2
     args = list(call.args)
     for at in (4, 7):  # padding, output padding
         args[at] = with_entry(each(ints_at(call, at, ""), rank), place, 0)

@@ -6,8 +6,9 @@ the operator itself by resizing the unit vectors.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from math import ceil, prod
+from collections.abc import Iterable, Iterator, Sequence
+from math import ceil, gcd, prod
+from struct import pack, unpack
 from typing import Any
 
 from magis.ir.args import Arg, Args, Kwargs
@@ -17,14 +18,39 @@ from magis.ops.arguments import input_at, ints_at, overloads
 from magis.ops.loop import Axis, Concat, Loop, Window, part_shape
 from magis.ops.rule import OpRule, Sample, T, WindowPart, square
 from magis.ops.slots import at_places
-from magis.ops.windows import over_images, sliding, with_entry
+from magis.ops.windows import over_images, reads_within, sliced, sliding, with_entry
 
 TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
+MARGINS = {"nearest": 0, "linear": 1, "cubic": 2}
 LINE, IMAGE, VOLUME = T((2, 3, 4)), T((2, 3, 4, 3)), T((1, 2, 3, 2, 2))
 
 
 def _rank(op: str) -> int:
     return next(rank for rank in (1, 2, 3) if f"{rank}d" in op)
+
+
+def _power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
+def _rounds_well(before: int, after: int, ratio: float, middle: bool) -> bool:
+    """Whether the nearest element of every result, found in float32 or float64, is what it is in whole numbers.
+    `middle`: it is looked for under a result's middle."""
+    if _power_of_two(after // gcd(before, after)):
+        return True
+    single = _single(ratio)
+    for j in range(after):
+        at = j + 0.5 * middle
+        nearest = (2 * j + middle) * before // (2 * after)
+        if int(at * ratio) != nearest or int(_single(at * single)) != nearest:
+            return False
+    return True
+
+
+def _single(number: float) -> float:
+    """Rounded to float32."""
+    rounded: float = unpack("f", pack("f", number))[0]
+    return rounded
 
 
 class Upsample(OpRule):
@@ -39,32 +65,59 @@ class Upsample(OpRule):
     backward = False
 
     def loops(self, call: Call) -> Iterable[Loop]:
+        if call.kwargs:
+            return
         shape = input_at(call, 0, "self").shape
         yield from over_images(call, (0,), (0, 1), shape)
         for place, (before, after) in enumerate(zip(*self.sizes(call))):
-            dim, small = place + 2, min(before, after)
-            if not small or max(before, after) % small or not self._exact(call, place, before, after):
+            ratio = self._ratio(call, place, before, after)
+            if ratio is None:
                 continue
-            if "nearest" in call.op:
-                axis = Axis(dim, small)
+            axis = Axis(place + 2, gcd(before, after))
+            if self._apart(call, before, after, ratio):
                 yield from at_places(call, {0: axis}, [Concat(axis)])
-            if after > before and not self.backward:
-                scale = after // before
-                if "nearest" in call.op:
-                    yield from sliding(call, dim, after, Window(scale, scale, transposed=True))
-                elif "linear" in call.op and "_aa" not in call.op and not call.args[2]:
-                    yield from sliding(call, dim, after, Window(3 * scale, scale, 1, scale, transposed=True))
+            if not self.backward:
+                yield from self._with_halo(call, place + 2, before, after, ratio)
 
-    def _exact(self, call: Call, place: int, before: int, after: int) -> bool:
-        """Whether the scale along a dimension is that of the lengths."""
+    def _ratio(self, call: Call, place: int, before: int, after: int) -> float | None:
+        """The step between results along a dimension, in elements; None when it is not that of the lengths."""
+        if not before or not after or self._corners(call) or "_aa" in call.op:
+            return None
         first = 2 + self.backward + ("nearest" not in call.op)
         given = call.args[first + place] if first + place < len(call.args) else None
-        return given is None or given == after / before
+        if given is None:
+            return before / after
+        return 1 / given if isinstance(given, (int, float)) and given == after / before else None
+
+    def _corners(self, call: Call) -> bool:
+        """Whether the outermost elements stay the outermost ones."""
+        return "nearest" not in call.op and bool(call.args[2 + self.backward])
+
+    def _apart(self, call: Call, before: int, after: int, ratio: float) -> bool:
+        """Whether the smallest pieces whose lengths are in the ratio of the whole ones are resized alone as in it."""
+        common = gcd(before, after)
+        if "nearest" not in call.op:  # between elements of one piece, if results are fewer
+            return "linear" in call.op and common == after
+        if self.backward and common == after:  # kernels divide by the ratio
+            return _power_of_two(before // after)
+        return (not self.backward or common == before) and _rounds_well(before, after, ratio, "exact" in call.op)
+
+    def _with_halo(self, call: Call, dim: int, before: int, after: int, ratio: float) -> Iterator[Loop]:
+        """Each result reads the element under it, and this many before and after it."""
+        margin = next(margin for kind, margin in MARGINS.items() if kind in call.op)
+        if after <= before or after % before:
+            return
+        scale = after // before
+        exact = _power_of_two(scale) if margin else _rounds_well(before, after, ratio, "exact" in call.op)
+        if exact:
+            yield from sliding(
+                call, dim, after, Window((2 * margin + 1) * scale, scale, 1, margin * scale, transposed=True)
+            )
 
     def part(self, call: Call, loop: Loop, length: int) -> tuple[Args, Kwargs]:
-        axis = loop.inputs[0]
+        axis = sliced(loop)
         size = ints_at(call, 1, "output_size")
-        if axis is not None and axis.dim >= 2:
+        if axis.dim >= 2:
             size = with_entry(size, axis.dim - 2, size[axis.dim - 2] // axis.length * length)
         args: list[Arg] = [call.args[0], size, *call.args[2:]]
         role, result = loop.roles[0], call.outputs[0]
@@ -73,11 +126,10 @@ class Upsample(OpRule):
         return tuple(args), call.kwargs
 
     def windowed(self, call: Call, loop: Loop, rows: range) -> WindowPart:
-        axis, window = loop.inputs[0], loop.window
-        assert axis is not None and window is not None
-        start, stop = window.reads(rows.start, rows.stop)
-        reads = range(max(start, 0), min(stop, axis.length))
-        size = with_entry(ints_at(call, 1, "output_size"), axis.dim - 2, len(reads) * window.stride)
+        window, dim = loop.window, sliced(loop).dim
+        assert window is not None
+        _, _, reads = reads_within(loop, rows)
+        size = with_entry(ints_at(call, 1, "output_size"), dim - 2, len(reads) * window.stride)
         args = (call.args[0], size, *call.args[2:])
         return WindowPart(reads, (0, 0), 0.0, args, call.kwargs, rows.start - reads.start * window.stride, len(rows))
 
@@ -133,6 +185,9 @@ class Upsample(OpRule):
             yield Sample("aten.upsample_bicubic2d.default", (IMAGE, (8, 5), corners))
             yield Sample("aten.upsample_trilinear3d.default", (VOLUME, (6, 3, 3), corners))
         yield Sample("aten.upsample_bilinear2d.default", (T((2, 3, 4, 4), DType.BF16), (8, 8), False, 2.0, 2.0))
+        yield Sample("aten.upsample_bilinear2d.default", (T((3, 2, 9, 6)), (3, 12), False))
+        yield Sample("aten.upsample_bicubic2d.default", (T((3, 2, 5, 6)), (10, 24), False))
+        yield Sample("aten.upsample_nearest2d.default", (T((3, 2, 6, 10)), (9, 4)))
         yield Sample("aten._upsample_bilinear2d_aa.default", (T((1, 2, 6, 4)), (3, 2), False))
         yield Sample("aten._upsample_bicubic2d_aa.default", (T((1, 2, 6, 4)), (3, 2), False))
 
@@ -172,6 +227,8 @@ class UpsampleBackward(Upsample):
             yield Sample("aten.upsample_bicubic2d_backward.default", image)
             volume = (T((1, 2, 6, 3, 3)), (6, 3, 3), (1, 2, 3, 2, 2), corners)
             yield Sample("aten.upsample_trilinear3d_backward.default", volume)
+        smaller = (T((3, 2, 4, 3)), (4, 3), (3, 2, 12, 6), False)
+        yield Sample("aten.upsample_bilinear2d_backward.default", smaller)
         smaller = (T((1, 2, 3, 2)), (3, 2), (1, 2, 6, 4), False)
         yield Sample("aten._upsample_bilinear2d_aa_backward.default", smaller)
         yield Sample("aten._upsample_bicubic2d_aa_backward.default", smaller)

@@ -1,14 +1,15 @@
 """Loops of operators that slide windows over an image: samples, channels, and positions.
 
 Where windows do not overlap, a dimension is [windows, positions of one] and its first factor may be split. Where they
-do, or reach over the border, parts overlap by a halo: `Window` says what a part reads, `piece_of_windows` how it is run.
+do, or reach over the border, parts overlap by a halo: `Window` says what a part reads, `window_part` how it is run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from magis.ir.args import Args, Kwargs
+from magis.ir.args import Args, Kwargs, Slot
 from magis.ir.graph import Call
 from magis.ops.loop import Axis, Concat, Loop, Lost, Role, Window
 from magis.ops.rule import WindowPart
@@ -29,10 +30,10 @@ def over_images(call: Call, places: Sequence[int], dims: Sequence[int], shape: t
 
 
 def patches(before: int, after: int, window: Window) -> bool:
-    """Whether windows cover a dimension of length `before` without overlap, border or rest."""
+    """Whether windows cut a dimension of length `before` into pieces of one stride, each of which holds its window."""
     small, large = (before, after) if window.transposed else (after, before)
-    plain = window.kernel == window.stride and not window.padding and (window.dilation == 1 or window.kernel == 1)
-    return plain and small * window.kernel == large
+    reach = window.dilation * (window.kernel - 1)
+    return reach < window.stride and not window.padding and small * window.stride == large
 
 
 def reaches(before: int, after: int, window: Window) -> bool:
@@ -40,27 +41,39 @@ def reaches(before: int, after: int, window: Window) -> bool:
     reach = window.dilation * (window.kernel - 1)
     if not window.transposed:
         return window.padding <= reach
-    gap = after - ((before - 1) * window.stride - 2 * window.padding + reach + 1)
-    return reach + 1 >= window.stride and gap <= window.padding
+    more = after - ((before - 1) * window.stride - 2 * window.padding + reach + 1)  # rows added after the last window
+    return reach + 1 >= window.stride and more <= window.padding
 
 
-def sliding(call: Call, dim: int, after: int, window: Window, rest: Role = None) -> Iterator[Loop]:
-    """The loop with a halo along one dimension of the image, which is the first argument; `rest` is the role of further
-    results."""
-    before = call.inputs[0].shape[dim]
+def sliding(call: Call, dim: int, after: int, window: Window) -> Iterator[Loop]:
+    """The loop with a halo along one dimension of the image, which is the first argument. Only the first result is
+    made in parts."""
+    image = call.args[0]
+    before = call.inputs[image.index].shape[dim] if isinstance(image, Slot) else 0
     if after > 1 and before > 1 and reaches(before, after, window):
-        inputs = (Axis(dim, before), *(None for _ in call.inputs[1:]))
         roles: list[Role] = [Concat(Axis(dim, after))]
-        roles += [None if spec is None else rest or Lost() for spec in call.outputs[1:]]
-        yield Loop(inputs, tuple(roles), uniform=False, window=window)
+        roles += [None if spec is None else Lost() for spec in call.outputs[1:]]
+        for loop in at_places(call, {0: Axis(dim, before)}, roles):
+            yield replace(loop, uniform=False, window=window)
+
+
+def sliced(loop: Loop) -> Axis:
+    """The axis of the first input that is sliced."""
+    return next(axis for axis in loop.inputs if axis is not None)
+
+
+def reads_within(loop: Loop, rows: range) -> tuple[int, int, range]:
+    """First position that a loop's window reads, one past the last, and those of them that lie in the image."""
+    assert loop.window is not None
+    start, stop = loop.window.reads(rows.start, rows.stop)
+    return start, stop, range(max(start, 0), min(stop, sliced(loop).length))
 
 
 def window_part(loop: Loop, rows: range, args: Args, kwargs: Kwargs, fill: float = 0.0) -> WindowPart:
     """How to compute some positions: `args` are those of a call without padding along the dimension."""
-    window, axis = loop.window, loop.inputs[0]
-    assert window is not None and axis is not None
-    start, stop = window.reads(rows.start, rows.stop)
-    inside = range(max(start, 0), min(stop, axis.length))
+    start, stop, inside = reads_within(loop, rows)
+    window = loop.window
+    assert window is not None
     skip = rows.start + window.padding - start * window.stride if window.transposed else 0
     return WindowPart(inside, (inside.start - start, stop - inside.stop), fill, args, kwargs, skip, len(rows))
 
