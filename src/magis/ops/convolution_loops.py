@@ -11,7 +11,7 @@ from magis.ops.arguments import flag_at, input_at, int_at, ints_at, output_at
 from magis.ops.loop import Axis, Concat, Loop, Reduce, Role, Same, Window
 from magis.ops.rule import WindowPart
 from magis.ops.slots import Places, at_places
-from magis.ops.windows import each, patches, sliced, sliding, window_part, with_entry
+from magis.ops.windows import each, empty, patches, sliced, sliding, window_part, with_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def forward_loops(call: Call) -> Iterator[Loop]:
     """Samples, channels of the result, channels of the image, groups, positions; of `(x, weight, bias, ...)`."""
     x, weight, y = input_at(call, 0, "input").shape, input_at(call, 1, "weight").shape, output_at(call, 0).shape
     options = Options.of(call, 3, weight)
-    if len(x) != options.rank + 2:
+    if len(x) != options.rank + 2 or empty(call):
         return
     made, read = (1, 0) if options.transposed else (0, 1)  # the weight's dimensions
     yield from at_places(call, {0: Axis(0, x[0])}, [Concat(Axis(0, x[0]))])
@@ -106,7 +106,7 @@ def backward_loops(call: Call) -> Iterator[Loop]:
     """The same axes for the gradients of `(grad, x, weight, ...)`; results are those of x, weight and bias."""
     y, x, weight = (input_at(call, place, "").shape for place in range(3))
     options = Options.of(call, 4, weight)
-    if len(x) != options.rank + 2:
+    if len(x) != options.rank + 2 or empty(call):
         return
     made, read = (1, 0) if options.transposed else (0, 1)
     samples = Axis(0, x[0])

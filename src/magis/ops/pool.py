@@ -242,9 +242,7 @@ class Windows(OpRule):
 
     def loops(self, call: Call) -> Iterable[Loop]:
         shape = input_at(call, 0, "self").shape
-        for dim in range(len(shape) - 2):
-            axis = Axis(dim, shape[dim])
-            yield from at_places(call, {0: axis}, [Concat(axis)])
+        yield from over_images(call, (0,), range(len(shape) - 2), shape)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample(self.ops[0], (IMAGE, (2, 3), (1, 1), (1, 0), (2, 1)))
@@ -257,9 +255,7 @@ class WindowsBackward(OpRule):
 
     def loops(self, call: Call) -> Iterable[Loop]:
         shape = output_at(call, 0).shape
-        for dim in range(len(shape) - 2):
-            axis = Axis(dim, shape[dim])
-            yield from at_places(call, {0: axis}, [Concat(axis)])
+        yield from over_images(call, (0,), range(len(shape) - 2), shape)
 
     def terms(self, call: Call, output: int) -> int:
         return prod(ints_at(call, 2, "kernel_size"))

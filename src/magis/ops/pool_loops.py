@@ -12,7 +12,7 @@ from magis.ops.arguments import flag_at, input_at, ints_at, output_at
 from magis.ops.loop import Axis, Concat, Loop, Lost, Reduce, Role, Window
 from magis.ops.rule import OpRule, WindowPart, argument
 from magis.ops.slots import at_places
-from magis.ops.windows import each, over_images, patches, sliced, sliding, window_part, with_entry
+from magis.ops.windows import each, empty, over_images, patches, sliced, sliding, window_part, with_entry
 
 
 class Pool(OpRule):
@@ -30,7 +30,7 @@ class Pool(OpRule):
     def loops(self, call: Call) -> Iterable[Loop]:
         shape = input_at(call, self.images[-1], "self").shape
         yield from over_images(call, self.images, range(len(shape) - self.rank(call)), shape)
-        if not call.kwargs:
+        if not call.kwargs and not empty(call):
             yield from self.along_space(call)
 
     def along_space(self, call: Call) -> Iterator[Loop]:

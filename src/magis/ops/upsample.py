@@ -18,7 +18,7 @@ from magis.ops.arguments import input_at, ints_at, overloads
 from magis.ops.loop import Axis, Concat, Loop, Window, part_shape
 from magis.ops.rule import OpRule, Sample, T, WindowPart, square
 from magis.ops.slots import at_places
-from magis.ops.windows import over_images, reads_within, sliced, sliding, with_entry
+from magis.ops.windows import empty, over_images, reads_within, sliced, sliding, with_entry
 
 TAPS = {"nearest": 1, "linear": 2, "cubic": 4}
 MARGINS = {"nearest": 0, "linear": 1, "cubic": 2}
@@ -65,7 +65,7 @@ class Upsample(OpRule):
     backward = False
 
     def loops(self, call: Call) -> Iterable[Loop]:
-        if call.kwargs:
+        if call.kwargs or empty(call):
             return
         shape = input_at(call, 0, "self").shape
         yield from over_images(call, (0,), (0, 1), shape)

@@ -21,9 +21,14 @@ def each(values: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return values * rank if len(values) == 1 else values
 
 
+def empty(call: Call) -> bool:
+    """Whether there is nothing to divide."""
+    return not all(spec.numel for spec in call.inputs)
+
+
 def over_images(call: Call, places: Sequence[int], dims: Sequence[int], shape: tuple[int, ...]) -> Iterator[Loop]:
     """Along dimensions that tensors at `places` and all results have alike."""
-    for dim in dims:
+    for dim in () if empty(call) else dims:
         axis = Axis(dim, shape[dim])
         roles: list[Role] = [None if spec is None else Concat(axis) for spec in call.outputs]
         yield from at_places(call, dict.fromkeys(places, axis), roles)
