@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from magis.ir.args import Args, Kwargs, Slot
 from magis.ir.graph import Call
 from magis.ops.arguments import flag_at, input_at, int_at, ints_at, output_at
-from magis.ops.loop import Axis, Concat, Loop, Reduce, Role, Same, Window
+from magis.ops.loop import Axis, Concat, Loop, Lost, Reduce, Role, Same, Window
 from magis.ops.rule import WindowPart
 from magis.ops.slots import Places, at_places
 from magis.ops.windows import each, empty, patches, sliced, sliding, window_part, with_entry
@@ -129,7 +129,10 @@ def backward_loops(call: Call) -> Iterator[Loop]:
 
 def _asked(call: Call, axes: Places, roles: Iterable[Role]) -> Iterator[Loop]:
     """A loop with the roles of the gradients that are asked for, if parts differ in any of them."""
-    wanted = [None if spec is None else role for spec, role in zip(call.outputs, roles)]
+    mask = call.args[10]
+    assert isinstance(mask, tuple)
+    given = [role if asked else Lost() for asked, role in zip(mask, roles)]  # some kernels make more than is asked for
+    wanted = [None if spec is None else role for spec, role in zip(call.outputs, given)]
     if any(isinstance(role, (Concat, Reduce)) for role in wanted):
         yield from at_places(call, axes, wanted)
 
