@@ -33,6 +33,8 @@ REFINED = 6
 """Of how many starts the bodies are planned."""
 NESTED = 3
 """Numbers of parts in which a region inside or beside others is tried."""
+MOST_NESTED = 4
+"""Most parts of a region inside another: small operators take longer in a step than each by itself."""
 WORTHWHILE = 0.02
 """By which share of eager's peak a region's first parts have to lower it for more parts to be tried at once."""
 BEYOND = 1.25
@@ -198,8 +200,10 @@ class FissionSearch:
         yield from self._nested(plain)
 
     def _resized(self, plain: SplitState) -> Iterator[Named]:
-        for name, move in (("more parts", finer), ("fewer parts", coarser), ("disable", disable)):
+        for name, move in (("finer", finer), ("coarser", coarser), ("disable", disable)):
             for forest in move(plain.program.ftree):
+                if any(child.parts > MOST_NESTED for root in forest for child in root.walk() if child is not root):
+                    continue
                 step = _resizing(plain.program.ftree, forest)
                 change = None if step is None else Parts().apply(plain.program, step)
                 if change is None or step is None or not change.program.enabled:
