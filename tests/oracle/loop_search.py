@@ -20,7 +20,7 @@ from magis.ir.args import Arg, Slot
 from magis.ir.graph import Call
 from magis.ops.loop import Axis, Concat, Loop, Reduce, Role, Same
 from magis.ops.registry import rule_for
-from oracle.loops import REFUSALS, Results, combined, narrowed, partitions, run_whole, same, writes
+from oracle.loops import LONG, REFUSALS, Results, combined, narrowed, partitions, run_whole, same, writes
 from oracle.run import UNDEFINED, Case, copies, execute
 
 FACTORED: dict[str, str] = {
@@ -81,7 +81,7 @@ def searchable(case: Case) -> bool:
     call = case.call
     if call.op in UNDEFINED or rule_for(call.op).draws(call) or any(t.is_meta for t in case.tensors):
         return False
-    if writes(call) or not any(call.outputs):
+    if writes(call) or not any(call.outputs) or rule_for(call.op).flops(call) > LONG:
         return False
     specs = [spec for spec in (*call.inputs, *call.outputs) if spec is not None]
     return sum(spec.numel for spec in specs) <= _MOST_ELEMENTS and any(s.numel for s in call.outputs if s is not None)

@@ -25,17 +25,22 @@ REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError
 _PRECISION = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _COMPLEX = {torch.complex128: 1e-9, torch.complex64: 1e-4}
 _COARSE = {torch.float8_e4m3fn: 0.3, torch.float8_e5m2: 0.6}
+LONG = 10**8
+"""Floating-point operations from which on a call is run in few ways, and in its own precision."""
+
 TOLERANCE = {**_PRECISION, **_COMPLEX, **_COARSE}
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A call's whole run: tensors, results, whether results say anything (not on meta, not undefined)."""
+    """A call's whole run: tensors, results, whether results say anything (not on meta, not undefined), and whether it
+    takes long."""
 
     call: Call
     tensors: list[torch.Tensor]
     results: Results
     comparable: bool
+    long: bool = False
 
 
 def loop_problems(case: Case, rule: OpRule | None = None) -> list[str]:
@@ -69,7 +74,8 @@ def writes(call: Call) -> bool:
 def run_whole(case: Case, rule: OpRule) -> Whole:
     """The call's results in float64, if the operator takes that; otherwise as it is."""
     silent = case.call.op in UNDEFINED or rule.draws(case.call) or any(t.is_meta for t in case.tensors)
-    wide = None if silent else widened(case)
+    long = rule.flops(case.call) > LONG
+    wide = None if silent or long else widened(case)
     if wide is not None:
         kept = copies(case.tensors)
         tensors = [_double(t) if t.is_floating_point() else t for t in kept]
@@ -79,7 +85,7 @@ def run_whole(case: Case, rule: OpRule) -> Whole:
                 return Whole(wide.call, tensors, results, True)
         except REFUSALS:
             pass
-    return Whole(case.call, case.tensors, execute(case.call, copies(case.tensors)), not silent)
+    return Whole(case.call, case.tensors, execute(case.call, copies(case.tensors)), not silent, long)
 
 
 def _shapes(results: Results) -> list[tuple[int, ...] | None]:
@@ -157,17 +163,28 @@ def _axis_problems(axes: Sequence[tuple[str, Axis, TensorSpec | None]], loop: Lo
 
 def _loop_problems(whole: Whole, rule: OpRule, loop: Loop) -> Iterator[str]:
     if loop.window is not None:
-        for lengths in partitions(loop.length):
+        for lengths in _partitions(whole, loop):
             yield from _attempt(partial(_windowed, whole, rule, loop, lengths), lengths, whole, loop)
         return
-    for refined in (loop, *refinements(loop)):
+    for refined in (loop,) if whole.long else (loop, *refinements(loop)):
         note = "" if refined is loop else f"refined to {_factor(refined)}: "
-        for lengths in partitions(refined.length):
-            copied = list(_attempt_parts(whole, rule, refined, lengths, copying=True))
-            viewed = list(_attempt_parts(whole, rule, refined, lengths, copying=False))
-            viewed = [v for v in viewed if "refused" not in v]  # a region copies its slices then
-            for problem in copied or [f"{v} (slices are views)" for v in viewed]:
+        for lengths in _partitions(whole, refined):
+            for problem in _part_problems(whole, rule, refined, lengths):
                 yield note + problem
+
+
+def _partitions(whole: Whole, loop: Loop) -> list[tuple[int, ...]]:
+    found = partitions(loop.length)
+    return found[-1:] if whole.long else found
+
+
+def _part_problems(whole: Whole, rule: OpRule, loop: Loop, lengths: tuple[int, ...]) -> list[str]:
+    """With copies of slices, and with views. Views may be refused: a region copies its slices then."""
+    copied = list(_attempt_parts(whole, rule, loop, lengths, copying=True))
+    if copied or whole.long:
+        return copied
+    viewed = _attempt_parts(whole, rule, loop, lengths, copying=False)
+    return [f"{problem} (slices are views)" for problem in viewed if "refused" not in problem]
 
 
 def _factor(loop: Loop) -> str:
