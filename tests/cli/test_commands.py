@@ -113,6 +113,7 @@ def test_show_json(magis: Magis, plan_path: Path) -> None:
         "digest",
         "peak",
         "operators",
+        "regions",
         "program",
         "schedule",
         "certificate",

@@ -91,7 +91,7 @@ def _renamed(plan: dict[str, Any], old: str, new: str) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], tuple[str, ...]]] = {
-    "other version": (lambda plan: plan.update(format=99), ("plan format 99", "reads format 2")),
+    "other version": (lambda plan: plan.update(format=99), ("plan format 99", "reads format 3")),
     "missing field": (lambda plan: plan.pop("digest"), ("digest",)),
     "unknown field": (lambda plan: plan.update(extra=1), ("extra",)),
     "wrong type": (lambda plan: plan.update(batch="many"), ("batch",)),

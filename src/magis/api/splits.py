@@ -45,8 +45,9 @@ def _requested(program: Program, request: SplitRequest, wide: bool) -> tuple[Pro
     regions = _regions(program.graph, request)
     largest = max((_bytes(program.graph, region) for region in regions), default=0)
     for region in regions:
-        wanted = replace(region, parts=request.parts, wide=wide)
-        for piece in fitting(program, wanted):
+        wanted = replace(region, parts=min(request.parts, region.length), wide=wide)
+        for fitted in fitting(program, wanted):
+            piece = replace(fitted, parts=min(fitted.parts, fitted.length))
             if not _is_worth_it(program.graph, piece, largest) or piece.length < 2:
                 continue
             try:
