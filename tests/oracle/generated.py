@@ -24,7 +24,7 @@ from magis.ir.graph import Call
 from magis.ops.registry import rules
 from magis.ops.rule import OpRule, Sample, T
 from oracle.loop_child import LoopChild
-from oracle.loops import REFUSALS
+from oracle.loops import REFUSALS, same
 from oracle.run import Case, case_of, copies, execute
 from oracle.test_samples import OTHER_DEVICES
 
@@ -72,9 +72,15 @@ def _accepted(sample: Sample, random: Random, child: LoopChild) -> Case | None:
                 changed = change(changed, random)
     try:
         infer(case_of(changed, "meta").call)
-        return _relaid(case_of(changed), random) if child.runs(changed) else None
+        return _relaid(case_of(changed), random) if _whole_heads(changed) and child.runs(changed) else None
     except (*REFUSALS, MagisError, ZeroDivisionError):
         return None
+
+
+def _whole_heads(sample: Sample) -> bool:
+    """Whether each head of keys serves a whole number of heads of queries, which the kernels do not check."""
+    heads = {t.shape[1] for t in _tensors(sample) if len(t.shape) > 2} if "attention" in sample.op else {1}
+    return all(max(heads) % n == 0 for n in heads)
 
 
 def _resized(sample: Sample, random: Random) -> Sample:
@@ -176,12 +182,17 @@ def _mapped(sample: Sample, change: Any) -> Sample:
     return Sample(sample.op, args, tuple((name, change(value)) for name, value in sample.kwargs))
 
 
-def _relaid(case: Case, random: Random) -> Case:
-    """The case with its tensors' elements elsewhere in their storages."""
+def _relaid(case: Case, random: Random) -> Case | None:
+    """The case with its tensors' elements elsewhere in their storages; None when that alone changes the results: some
+    kernels take any tensor for a contiguous one."""
     tensors = [_other_layout(tensor, random) if random.random() < 0.4 else tensor for tensor in case.tensors]
+    inputs = tuple(map(spec_of, tensors))
     outputs = execute(case.call, copies(tensors))
+    dense = execute(case.call, [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors])
+    if not all(a is b or (a is not None and b is not None and same(a, b)) for a, b in zip(outputs, dense)):
+        return None
     specs = tuple(None if out is None else spec_of(out) for out in outputs)
-    return Case(replace(case.call, inputs=tuple(map(spec_of, tensors)), outputs=specs), tensors, outputs)
+    return Case(replace(case.call, inputs=inputs, outputs=specs), tensors, outputs)
 
 
 def _other_layout(tensor: torch.Tensor, random: Random) -> torch.Tensor:

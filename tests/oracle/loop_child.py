@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import selectors
 import signal
 import subprocess
@@ -30,12 +29,16 @@ from oracle.loop_search import searchable, valid_loops
 from oracle.loops import described
 from oracle.run import Case, case_of
 
-UNSAFE = re.compile("attention|adaptive|max_.*pool.*backward|embedding|nll_loss")
-"""Operators whose wrong candidates crash, or silently spoil the memory of the process: a copy of it runs each call."""
+SAFE = ("concat", "create", "gather", "matmul", "pointwise", "reduce", "softmax", "view")
+"""Families of operators that check what they are given. Wrong candidates of others crash, or silently spoil the memory
+of the process: a copy of it runs each call."""
 
 DONE, DIED = "done", "died"
 
-_SILENT_SECONDS = 10
+_STARTS_SECONDS = 120
+_RUNS_SECONDS = 2.0  # of a short call: spoilt memory may also make it hang
+_RUNS_LONG_SECONDS = 20.0
+_SHORT = 10**6
 
 
 class LoopChild:
@@ -69,14 +72,16 @@ class LoopChild:
         """Whether PyTorch accepts a call, and survives it."""
         process = self.process or self._start()
         found: list[Loop] = []
-        return self._ask(process, sample, found) is None
+        return self._ask(process, sample, _RUNS_SECONDS, found) is None
 
     def valid(self, case: Case, loops: Sequence[Loop], most: int) -> list[Loop]:
         """`valid_loops` in the child."""
         start, found = 0, list(loops)
+        short = rule_for(case.call.op).flops(case.call) < _SHORT
+        patience = _RUNS_SECONDS if short else _RUNS_LONG_SECONDS
         while True:
             process = self.process or self._start()
-            last = self._ask(process, (case, found, start, most), found)
+            last = self._ask(process, (case, found, start, most), patience, found)
             if last is None:
                 return found[len(loops) :]
             if last < start:
@@ -94,18 +99,25 @@ class LoopChild:
             bufsize=0,  # nothing is read ahead of what is waited for
             env={**os.environ, "PYTHONPATH": paths},
         )
+        assert self.process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            if not selector.select(_STARTS_SECONDS) or receive(self.process.stdout) != DONE:
+                raise RuntimeError("the process that searches loops does not start")
         return self.process
 
-    def _ask(self, process: subprocess.Popen[bytes], question: object, found: list[Loop]) -> int | None:
-        """Adds the loops that are found; the number of the candidate during which the child died or went silent (-1:
-        before all), None when it came to the end."""
+    def _ask(
+        self, process: subprocess.Popen[bytes], question: object, patience: float, found: list[Loop]
+    ) -> int | None:
+        """Adds the loops that are found; the number of the candidate during which the child died or was silent for
+        longer than `patience` (-1: before all), None when it came to the end."""
         assert process.stdin is not None and process.stdout is not None
         at = -1
         try:
             send(process.stdin, question)
             with selectors.DefaultSelector() as selector:
                 selector.register(process.stdout, selectors.EVENT_READ)
-                while selector.select(_SILENT_SECONDS):
+                while selector.select(patience):
                     message = receive(process.stdout)
                     if message in (DONE, DIED):
                         return None if message == DONE else at
@@ -149,13 +161,14 @@ def main() -> None:
     os.dup2(2, 1)  # what kernels print does not come between
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    send(answers, DONE)
     with os.fdopen(0, "rb", buffering=0, closefd=False) as questions:
         while True:
             try:
                 question = receive(questions)
             except EOFError:
                 return
-            if isinstance(question, Sample) or UNSAFE.search(question[0].call.op):
+            if isinstance(question, Sample) or rule_for(question[0].call.op).family not in SAFE:
                 send(answers, _forked(question, answers))
             else:
                 _answer(question, answers)

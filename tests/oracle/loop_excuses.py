@@ -53,6 +53,13 @@ def _scattered_positions(call: Call, loop: Loop) -> bool:
     return loop.roles == (Reduce("sum"),)
 
 
+def _one_wide(call: Call, loop: Loop) -> bool:
+    """Whether gradients are summed into one position."""
+    image = call.outputs[0]
+    dims = [axis.dim for axis in loop.inputs if axis is not None]
+    return loop.roles == (Reduce("sum"),) and image is not None and all(image.shape[dim] == 1 for dim in dims)
+
+
 def _input_frozen(call: Call, loop: Loop) -> bool:
     return call.outputs[0] is None
 
@@ -62,6 +69,7 @@ EXCUSED: tuple[tuple[str, Applies, str], ...] = (
     ("as_strided|_reshape_alias", _always, "its arguments say where in the storage the elements lie"),
     ("addbmm|addmm|addmv|baddbmm", _scaled_bias, "what is added once is the bias as it is"),
     ("_?upsample", _no_input, "copies of one position: nothing that is read shrinks"),
+    ("(_adaptive_avg_pool|_?upsample).*_backward", _one_wide, "images one position wide"),
     ("convolution.default", _taps, "taps of a transposed convolution are few"),
     ("(adaptive_)?max_pool.*_backward", _scattered_positions, "every part would make a whole image"),
     ("native_(batch|layer)_norm_backward", _input_frozen, "an input that needs no gradient is the first layer's"),

@@ -241,14 +241,14 @@ def _first_line(error: Exception) -> str:
 
 
 def narrowed(tensor: torch.Tensor, axis: Axis, start: int, length: int, copying: bool) -> torch.Tensor:
-    """The slice of a tensor with `length` positions of an axis from `start` on."""
+    """The slice of a tensor with `length` positions of an axis from `start` on: a view, but of inner factors a copy."""
     inner = tensor.shape[axis.dim] // (axis.outer * axis.length)
     if axis.outer == 1:
         piece = tensor.narrow(axis.dim, start * inner, length * inner)
     else:
         split = tensor.unflatten(axis.dim, (axis.outer, axis.length, inner))
         piece = split.narrow(axis.dim + 1, start, length).flatten(axis.dim, axis.dim + 2)
-    return piece.clone(memory_format=torch.contiguous_format) if copying else piece
+    return piece.clone(memory_format=torch.contiguous_format) if copying or axis.outer > 1 else piece
 
 
 def _part(whole: Whole, rule: OpRule, loop: Loop, start: int, length: int, copying: bool) -> Results:
