@@ -35,7 +35,14 @@ def test_a_memory_limit_is_met(magis: Magis, deep: str) -> None:
     assert found["optimized"]["peak_bytes"] <= found["limit"]["memory_bytes"] < found["baseline"]["peak_bytes"]
     assert found["limit"]["memory_bytes"] == int(0.8 * found["baseline"]["peak_bytes"])
     assert found["latency_overhead"] > 0
-    assert {rule["name"] for rule in found["search"]["rules"]} == {"keep", "loosen", "parts", "recompute", "split"}
+    assert {rule["name"] for rule in found["search"]["rules"]} == {
+        "keep",
+        "loosen",
+        "open softmax",
+        "parts",
+        "recompute",
+        "split",
+    }
     assert "eager" in [start["name"] for start in found["search"]["starts"]]
 
 

@@ -86,6 +86,8 @@ def test_a_quarter_of_the_batch_takes_little_more_than_a_quarter(name: str, most
         ("hf-bert-toy", ["hidden=5@bert.encoder.layer.0"]),
         ("hf-bert-toy", ["sequence=4"]),
         ("hf-gpt2-toy", ["sequence=3"]),
+        ("hf-gpt2-toy", ["vocabulary=3"]),
+        ("hf-gpt2-toy", ["batch=2", "vocabulary=7"]),
         ("hf-resnet50-toy", ["channels=3"]),
         ("hf-bert-toy", ["batch=4", "heads=2"]),
         ("hf-gpt2-toy", ["batch=3", "sequence=5"]),
@@ -187,6 +189,20 @@ def test_losses_are_those_of_the_whole_batch(options: dict[str, object], parts: 
     assert any("nll_loss_backward" in op for op in ops)  # forward and backward in one region
     step = compile_routine(lowered(found.program, found.schedule))
     assert prove(given, captured, step).failures == ()
+
+
+def test_along_a_tied_vocabulary_no_tensor_of_all_logits_is_kept_but_one() -> None:
+    _, captured, _ = made("hf-gpt2-toy")
+    program, _ = split_by_hand(captured.graph, splits(["vocabulary=4"]))
+    (logits,) = {v for n in program.graph.nodes.values() if "amax" in n.op for v in n.inputs}
+    whole = program.graph.spec(logits).nbytes
+    parts = {n for root in program.enabled for n in root.region}
+    makers = [n for n in program.graph.nodes.values() if not n.is_input and n.id not in parts]
+    large = {n.id for n in makers for spec in n.outputs if spec is not None and spec.storage_bytes >= whole}
+    assert large == {program.graph.root(logits).node}
+    ops = {program.graph.nodes[n].op.split(".")[1] for n in parts}
+    assert {"mm", "exp", "sum"} <= ops  # the loss and the head's gradients
+    assert "_log_softmax" not in {n.op.split(".")[1] for n in program.graph.nodes.values()}
 
 
 def test_a_skipped_part_fails_the_proof() -> None:

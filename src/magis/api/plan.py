@@ -227,8 +227,8 @@ def plan(
     `max_slowdown` is a factor of eager's time; `memory_limit` is bytes, a size such as "8GiB", or a share of eager's
     peak (0.4 or "40%"). Without `budget_s` and `iterations` the search goes on until nothing better is in sight.
     `split` asks for regions, such as "batch=4" or "heads=2@encoder.layer.0", each inside those before it where they
-    overlap: the plan has exactly these. `accumulate` is the type in which sums of half-precision parts are kept: "float32"
-    or "same".
+    overlap: the plan has exactly these. `accumulate` is the type in which sums of half-precision parts are kept:
+    "float32" or "same".
     Raises UsageError for limits that nothing can keep to, and what `make_plan` raises."""
     sizes = {"batch": batch, "seq": seq, "image": image}
     wanted = check_limits(max_slowdown, memory_limit)

@@ -14,6 +14,7 @@ from magis.fission.region import is_view
 from magis.fission.tree import Fission, Program
 from magis.ir.graph import Graph, NodeId
 from magis.rules.loosen import Loosen, loose_ends
+from magis.rules.open_softmax import OpenSoftmax, openable
 from magis.rules.split import Split, fitting, split, split_site
 from magis.search.state import Step
 
@@ -26,6 +27,11 @@ def split_by_hand(graph: Graph, splits: Splits) -> tuple[Program, tuple[Step, ..
 
     Raises UsageError when a dimension or module does not exist, or when nothing of it can be split."""
     program, history = loosened(graph)
+    if any(request.dimension in ("vocabulary", "classes") for request in splits.wanted):
+        site = openable(program.graph)
+        change = OpenSoftmax().apply(program, site) if site else None
+        if change is not None:
+            program, history = change.program, (*history, (OpenSoftmax.name, site))
     for request in splits.wanted:
         program, steps = _requested(program, request, splits.wide)
         history += steps

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from magis.fission.dim_graph import DimGraph, Vertex, dim_graph, window_graph
 from magis.ir.graph import Graph, Node, NodeId, Value
-from magis.ops.arguments import int_at
+from magis.ops.arguments import int_at, ints_at, wrapped
 from magis.ops.loop import Axis, Concat
 from magis.ops.registry import rule_for
 
@@ -124,9 +124,10 @@ def _hints(dims: DimGraph, vertex: Vertex, tables: set[int]) -> Iterator[str]:
     for shape, axis in zip(shapes, loop.inputs):
         if axis is not None:
             yield from _of_operand(node, family, shape, axis)
-    if any(word in node.op for word in _ACTIVATIONS) and shapes and len(shapes[0]) < 4:
-        if any(axis is not None and axis.dim == len(shapes[0]) - 1 for axis in loop.inputs):
-            yield "hidden"
+    last = len(shapes[0]) - 1 if shapes else 0
+    activated = any(word in node.op for word in _ACTIVATIONS) and last < 3
+    if activated and any(axis is not None and axis.dim == last for axis in loop.inputs):
+        yield "hidden"
     yield from _classes(dims, node, loop.roles, tables)
 
 
@@ -162,10 +163,17 @@ def _classes(dims: DimGraph, node: Node, roles: Sequence[object], tables: set[in
         value = Value(node.id, output)
         for user in dims.graph.users[node.id]:
             reader = dims.graph.nodes[user]
-            if reader.op == "aten._log_softmax.default" and value in reader.inputs:
-                rank = len(dims.graph.spec(value).shape)
-                if int_at(dims.graph.call(reader), 1, "dim", -1) % rank == role.axis.dim:
-                    yield "vocabulary" if role.axis.length in tables else "classes"
+            if value in reader.inputs and role.axis.dim in _compared(dims.graph, reader):
+                yield "vocabulary" if role.axis.length in tables else "classes"
+
+
+def _compared(graph: Graph, reader: Node) -> tuple[int, ...]:
+    """The dimension of which a loss takes a softmax, or, where that is open, the maximum."""
+    call = graph.call(reader)
+    rank = len(call.inputs[0].shape)
+    if reader.op == "aten._log_softmax.default":
+        return wrapped((int_at(call, 1, "dim", -1),), rank)
+    return wrapped(ints_at(call, 1, "dim"), rank) if reader.op == "aten.amax.default" else ()
 
 
 def modules_of(graph: Graph, nodes: Iterable[NodeId]) -> list[str]:

@@ -127,9 +127,10 @@ class _Builder:
         """Slices that a kernel would read as if they were contiguous, and are not."""
         for number in rule_for(node.op).contiguous_inputs(self.scope.calls[node.id]):
             value, axis = node.inputs[number], loop.inputs[number]
-            if axis is not None and value.node not in self.fission.region:
-                if not sliced(self.scope.spec(value), axis, self.length).is_contiguous:
-                    self.copied.add((value, axis))
+            if axis is None or value.node in self.fission.region:
+                continue
+            if not sliced(self.scope.spec(value), axis, self.length).is_contiguous:
+                self.copied.add((value, axis))
 
     def _call(self, node: Node, loop: Loop, found: Part) -> Call:
         around = self.scope.calls[node.id]

@@ -43,34 +43,35 @@ def is_view(node: Node) -> bool:
 def check(graph: Graph, fission: Fission) -> None:
     """Whether a region may be split: connected, convex, and every node independent along its loop, nothing computed
     twice. Raises CannotSplitError naming the condition and the node."""
-    for node_id in sorted(fission.region):
-        node = graph.nodes.get(node_id)
-        if node is None or node.is_input:
-            raise CannotSplitError(f"%{node_id} is no operator of the graph")
-        if node.writes or node.stream is not None:
-            what = "writes in place" if node.writes else "draws random numbers"
-            raise CannotSplitError(f"%{node_id} ({node.op}) {what}: it must stay outside of every region")
-        if node_id not in fission.cuts:
-            raise CannotSplitError(f"not independent: no loop is given for %{node_id} ({node.op})")
+    loops = {node_id: _checked_loop(graph, fission, node_id) for node_id in sorted(fission.region)}
     if len(list(connected(graph, fission.region))) != 1:
         raise CannotSplitError("not connected: the region falls into parts that exchange nothing")
     crossing = between(predecessors(graph), fission.region)
     if crossing:
         node = graph.nodes[min(crossing)]
         raise CannotSplitError(f"not convex: %{node.id} ({node.op}) outside lies on a path from the region to itself")
-    loops: dict[NodeId, Loop] = {}
-    for node_id in sorted(fission.region):
-        node = graph.nodes[node_id]
-        try:
-            loops[node_id] = fission.cuts[node_id].of(graph.call(node))
-        except IndexError:
-            raise CannotSplitError(f"not independent: %{node_id} ({node.op}) has no such loop") from None
     for node_id, loop in loops.items():
         for value, axis in zip(graph.nodes[node_id].inputs, loop.inputs):
             if value.node in loops:
                 _check_edge(graph, node_id, value, axis, loops[value.node])
     for value in boundary(graph, fission.region).outputs:
         _check_output(graph, value, loops[value.node])
+
+
+def _checked_loop(graph: Graph, fission: Fission, node_id: NodeId) -> Loop:
+    """The loop of a region's node."""
+    node = graph.nodes.get(node_id)
+    if node is None or node.is_input:
+        raise CannotSplitError(f"%{node_id} is no operator of the graph")
+    if node.writes or node.stream is not None:
+        what = "writes in place" if node.writes else "draws random numbers"
+        raise CannotSplitError(f"%{node_id} ({node.op}) {what}: it must stay outside of every region")
+    if node_id not in fission.cuts:
+        raise CannotSplitError(f"not independent: no loop is given for %{node_id} ({node.op})")
+    try:
+        return fission.cuts[node_id].of(graph.call(node))
+    except IndexError:
+        raise CannotSplitError(f"not independent: %{node_id} ({node.op}) has no such loop") from None
 
 
 def _check_edge(graph: Graph, reader: NodeId, value: Value, axis: Axis | None, made: Loop) -> None:

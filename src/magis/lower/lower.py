@@ -19,7 +19,7 @@ def lower(program: Program, schedule: Schedule, infer: Infer = no_infer) -> Rout
     follow each other in it. `infer` is asked for the types of resized calls, when regions run in parts.
 
     Raises CannotSplitError for a region that may not be split or whose parts cannot run, InvalidGraphError("ordered")
-    when a node comes before the producer of what it reads. Writes and draws are ordered by `verify(graph, schedule)`."""
+    when a node comes before the producer of what it reads. Writes and draws: see `verify(graph, schedule)`."""
     if program.enabled:
         return _SplitLowering(program, schedule, infer).run()
     return _Lowering(program.graph, schedule).run()
