@@ -36,7 +36,9 @@ def _negative(dims: tuple[object, ...], rank: int) -> list[int]:
 
 
 def _scaled_bias(call: Call, loop: Loop) -> bool:
-    """Whether a bias that is added once is scaled, or the product is."""
+    """Whether a bias that is added once is scaled, or the product is, or no operator makes the product alone."""
+    if "addbmm" in call.op and "baddbmm" not in call.op:
+        return loop.once is not None
     return loop.once is not None and (number_at(call, 3, "beta"), number_at(call, 4, "alpha")) != (1, 1)
 
 
@@ -67,7 +69,7 @@ def _input_frozen(call: Call, loop: Loop) -> bool:
 EXCUSED: tuple[tuple[str, Applies, str], ...] = (
     ("squeeze", _squeezed, "a part of one position would lose its dimension"),
     ("as_strided|_reshape_alias", _always, "its arguments say where in the storage the elements lie"),
-    ("addbmm|addmm|addmv|baddbmm", _scaled_bias, "what is added once is the bias as it is"),
+    ("addbmm|addmm|addmv|baddbmm", _scaled_bias, "no operator makes what is left without the bias"),
     ("_?upsample", _no_input, "copies of one position: nothing that is read shrinks"),
     ("(_adaptive_avg_pool|_?upsample).*_backward", _one_wide, "images one position wide"),
     ("convolution.default", _taps, "taps of a transposed convolution are few"),

@@ -227,8 +227,9 @@ class _Search:
             with suppress(REFUSALS):
                 self.runs.append((again, execute(self.call, copies(again))))
 
-    def roles(self, candidate: Candidate) -> tuple[Role, ...] | None:
-        """A role for every result; None when the candidate is not valid."""
+    def roles(self, candidate: Candidate, proven: bool = True) -> tuple[Role, ...] | None:
+        """A role for every result; None when the candidate is not valid. `proven`: nor when the fit proves nothing, as
+        a result never changes."""
         for change in sizes(self.call, candidate.length):
             if not candidate.sliced and not change.changes:
                 continue
@@ -240,7 +241,7 @@ class _Search:
                         break
                 if fitting is None:
                     break
-            roles = None if fitting is None else self._chosen(fitting)
+            roles = None if fitting is None else self._chosen(fitting, candidate, proven)
             if roles is not None:
                 return roles
         return None
@@ -249,7 +250,7 @@ class _Search:
         """Whether no sliced input could as well be shared whole."""
         for number in candidate.sliced:
             axes = tuple(None if i == number else axis for i, axis in enumerate(candidate.axes))
-            if self.roles(replace(candidate, axes=axes)) is not None:
+            if self.roles(replace(candidate, axes=axes), proven=False) is not None:
                 return False
         return candidate.once is None or self.roles(replace(candidate, once=None)) is None
 
@@ -294,13 +295,15 @@ class _Search:
             yield execute(change.arguments(self.call, length), copies(slices))
             start += length
 
-    def _chosen(self, fitting: list[list[Role]]) -> tuple[Role, ...] | None:
-        """The first role of each; None when none makes anything of parts, or when a reduced result never changes."""
+    def _chosen(self, fitting: list[list[Role]], candidate: Candidate, proven: bool) -> tuple[Role, ...] | None:
+        """The first role of each; None when none makes anything of parts. Where nothing is sliced, only what lies side
+        by side counts: `2 x` is not a sum of two parts."""
         roles = tuple(each[0] for each in fitting)
-        if not any(isinstance(role, (Concat, Reduce)) for role in roles):
+        if not any(isinstance(role, (Concat, Reduce) if candidate.sliced else Concat) for role in roles):
             return None
         for role, (first, *others) in zip(roles, zip(*(results for _, results in self.runs))):
-            if isinstance(role, Reduce) and others and all(same(first, other) for other in others):
+            telling = isinstance(role, Reduce) or (not candidate.sliced and bool(self.call.inputs))
+            if proven and telling and others and all(same(first, other) for other in others if first is not None):
                 return None
         return roles
 
