@@ -188,7 +188,12 @@ class Search:
             return
         self._doing = "splitting"
         found = FissionSearch(self._base, self._objective, self._splitter, self._remaining_s, self._splitter.wide)
+        started = time.perf_counter()
         for name, state in found.states():
+            tally = self._tallies[state.history[-1][0]]
+            tally.sites, tally.applied = tally.sites + 1, tally.applied + 1
+            tally.seconds += time.perf_counter() - started
+            started = time.perf_counter()
             if name.endswith(STARTED):
                 self._starts.append(StartReport(name, state.peak_bytes, state.latency_s))
             self._meet(state)
