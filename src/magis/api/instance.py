@@ -12,6 +12,7 @@ from magis.api.plan import Plan
 from magis.api.plan_file import check_plan
 from magis.api.regions import forest_of
 from magis.errors import PlanError, UsageError
+from magis.fission.parts import CannotSplitError
 from magis.fission.tree import Program
 from magis.ir.graph import Graph, Schedule
 from magis.ir.structure import order_violation
@@ -70,11 +71,16 @@ def instantiate(plan: Plan, batch: int | None = None) -> Instance:
         return Instance(source, captured, Program(graph, forest_of(plan.regions)), _schedule(plan))
     source = replace(source, sizes={**source.sizes, "batch": batch})
     captured = source.capture()
-    program = replay(Program(captured.graph), plan.history)
     schedule = _schedule(plan)
-    if order_violation(program.graph, schedule) is not None:
-        raise UsageError("this plan cannot be replayed at another batch size; run it at the planned one")
-    return Instance(source, captured, program, schedule)
+    try:
+        found = Instance(source, captured, replay(Program(captured.graph), plan.history), schedule)
+        if order_violation(found.program.graph, schedule) is None:
+            if found.program.enabled:
+                found.routine()  # regions are checked again: there are other lengths to divide
+            return found
+    except (PlanError, CannotSplitError):
+        pass
+    raise UsageError(f"this plan cannot be replayed at batch {batch}; run it at the planned one")
 
 
 def _check_operators(graph: Graph, captured: Graph) -> None:
