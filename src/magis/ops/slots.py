@@ -25,7 +25,7 @@ def at_places(call: Call, axes: Places, roles: Sequence[Role]) -> Iterator[Loop]
                 return
     inputs = tuple(found.get(index) for index in range(len(call.inputs)))
     lengths = {axis.length for axis in inputs if axis is not None}
-    if len(lengths) == 1 and lengths != {1}:
+    if len(lengths) == 1 and min(lengths) > 1:
         yield Loop(inputs, tuple(roles))
 
 

@@ -197,7 +197,9 @@ class FissionSearch:
     def _moved(self, plain: SplitState) -> Iterator[Named]:
         """All states that one move leads to."""
         yield from self._resized(plain)
-        yield from self._nested(plain)
+        candidates = self._analyzed(plain)
+        yield from self._enabled(plain, candidates)
+        yield from self._lifted(plain, candidates)
 
     def _resized(self, plain: SplitState) -> Iterator[Named]:
         for name, move in (("finer", finer), ("coarser", coarser), ("disable", disable)):
@@ -212,17 +214,32 @@ class FissionSearch:
                 if state is not None:
                     yield name, state
 
-    def _nested(self, plain: SplitState) -> Iterator[Named]:
-        """Enables candidates for the hot-spots of the state: inside its regions along other dimensions, or beside
-        them; and lifts: the candidate that contains a region, in its place."""
-        for candidate in self._analyzed(plain):
+    def _enabled(self, plain: SplitState, candidates: Sequence[Fission]) -> Iterator[Named]:
+        """Enables candidates for the hot-spots of the state: inside its regions along other dimensions, or beside."""
+        for candidate in candidates:
             for fitted in fitting(plain.program, candidate):
                 for parts in ladder(fitted.length)[:NESTED]:
-                    fission = replace(fitted, parts=parts, wide=self.wide)
-                    if self._is_new(plain.program.ftree, fission):
-                        state = self._split(plain.program, plain.history, fission)
-                        if state is not None:
-                            yield f"{fission.dimension} in {parts} inside or beside", state
+                    yield from self._added(plain.program, plain.history, replace(fitted, parts=parts), "enable")
+
+    def _lifted(self, plain: SplitState, candidates: Sequence[Fission]) -> Iterator[Named]:
+        """Enables a candidate that contains a region in its place."""
+        for candidate in candidates:
+            for root in plain.program.enabled:
+                if not root.region < candidate.region:
+                    continue
+                whole = (min(root.region), len(root.region), 1)
+                change = Parts().apply(plain.program, whole)
+                if change is not None:
+                    history = (*plain.history, (Parts.name, whole))
+                    fission = replace(candidate, parts=ladder(candidate.length)[0])
+                    yield from self._added(change.program, history, fission, "lift")
+
+    def _added(self, program: Program, history: tuple[Step, ...], fission: Fission, move: str) -> Iterator[Named]:
+        wanted = replace(fission, wide=self.wide)
+        if self._is_new(program.ftree, wanted):
+            state = self._split(program, history, wanted)
+            if state is not None:
+                yield f"{move}: {wanted.dimension} in {wanted.parts}", state
 
     def _state(self, program: Program, history: tuple[Step, ...]) -> SplitState | None:
         key = _essence(program.ftree)
