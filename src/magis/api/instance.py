@@ -79,7 +79,8 @@ def instantiate(plan: Plan, batch: int | None = None) -> Instance:
                 found.routine()  # regions are checked again: there are other lengths to divide
             return found
     except (PlanError, CannotSplitError):
-        pass
+        if not plan.regions:
+            raise
     raise UsageError(f"this plan cannot be replayed at batch {batch}; run it at the planned one")
 
 
