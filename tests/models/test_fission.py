@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 COSTS = cost_model("rtx3090")
-QUICK = ("hf-bert-toy", "hf-gpt2-toy", "monai-unet-toy", "plain-mlp-toy", "gptneo-toy")
+QUICK = ("hf-gpt2-toy", "plain-mlp-toy", "gptneo-toy")
 TOYS = [name for name in zoo.names() if name.endswith("-toy")]
 ALL = 10**8
 
