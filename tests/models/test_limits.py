@@ -11,6 +11,7 @@ from magis.api.costs import cost_model
 from magis.api.limits import Limits, budget, limits
 from magis.api.planning import Planned, plan_step
 from magis.api.prove import exact_results, prove
+from magis.aten.infer import infer
 from magis.backend.meters import storage_peak
 from magis.backend.runtime import CompiledStep, compile_routine
 from magis.capture.capture import Captured, capture
@@ -37,7 +38,7 @@ def planned(captured: Captured, wanted: Limits, iterations: int = 60) -> Planned
 
 
 def compiled(found: Planned) -> CompiledStep:
-    return compile_routine(lower(found.program, found.schedule))
+    return compile_routine(lower(found.program, found.schedule, infer))
 
 
 def measured_peak(found: Planned, inputs: list[torch.Tensor]) -> int:
@@ -48,7 +49,7 @@ def measured_peak(found: Planned, inputs: list[torch.Tensor]) -> int:
 
 def predicted_peak(found: Planned) -> int:
     """Without what kernels allocate for themselves, which storages do not show."""
-    return simulate(lower(found.program, found.schedule), no_latency).peak_bytes
+    return simulate(lower(found.program, found.schedule, infer), no_latency).peak_bytes
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])

@@ -21,6 +21,7 @@ from magis.aten.infer import infer
 from magis.errors import MagisError
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
+from magis.ops.arguments import int_at, ints_at
 from magis.ops.registry import rules
 from magis.ops.rule import OpRule, Sample, T
 from oracle.loop_child import LoopChild
@@ -66,21 +67,35 @@ def calls(family: str, count: int, child: LoopChild, seed: int = 0) -> Iterator[
 def _accepted(sample: Sample, random: Random, child: LoopChild) -> Case | None:
     """A change of the sample that PyTorch accepts; None when it refuses."""
     changed = _resized(sample, random)
-    if not UNCHECKED.search(sample.op):
+    if not UNCHECKED.search(sample.op) and "loss" not in sample.op:
         for change in (_retyped, _broadcast, _reargued):
             if random.random() < 0.3:
                 changed = change(changed, random)
     try:
-        infer(case_of(changed, "meta").call)
-        return _relaid(case_of(changed), random) if _whole_heads(changed) and child.runs(changed) else None
+        empty = case_of(changed, "meta")
+        infer(empty.call)
+        if not _sound(empty) or not child.runs(changed):
+            return None
+        case = _relaid(case_of(changed), random)
+        return _with_results(case) if child.runs(case) else None
     except (*REFUSALS, MagisError, ZeroDivisionError):
         return None
 
 
-def _whole_heads(sample: Sample) -> bool:
-    """Whether each head of keys serves a whole number of heads of queries, which the kernels do not check."""
-    heads = {t.shape[1] for t in _tensors(sample) if len(t.shape) > 2} if "attention" in sample.op else {1}
-    return all(max(heads) % n == 0 for n in heads)
+def _sound(case: Case) -> bool:
+    """Whether the call makes sense, where PyTorch checks nothing: heads of queries that share a head of keys are a
+    whole number, gradients of slices have their shape, scales of images agree with their sizes."""
+    call = case.call
+    if "attention" in call.op:
+        heads = [spec.shape[1] for spec in call.inputs if len(spec.shape) > 2]
+        return all(heads[0] % n == 0 for n in heads)
+    if "slice_backward" in call.op:
+        dim = int_at(call, 2, "dim")
+        taken = range(*slice(*call.args[3:]).indices(ints_at(call, 1, "input_sizes")[dim]))
+        return call.inputs[0].shape[dim] == len(taken)
+    scales = [value for value in call.args if isinstance(value, float)] if "upsample" in call.op else []
+    sides = [spec.shape[2:] for spec in (call.inputs[0], call.outputs[0]) if spec is not None] if scales else [(), ()]
+    return all(max(pair) == min(pair) * scales[0] for pair in zip(*sides))
 
 
 def _resized(sample: Sample, random: Random) -> Sample:
@@ -108,7 +123,7 @@ def _resized(sample: Sample, random: Random) -> Sample:
         return new.get(value, value) if isinstance(value, int) and value > 1 else value
 
     changed = _mapped(sample, change)
-    if random.random() < 0.5 and not UNCHECKED.search(sample.op):
+    if "loss" in sample.op or (random.random() < 0.5 and not UNCHECKED.search(sample.op)):
         tensors = iter(_tensors(changed))  # the arguments as they were
         return _mapped(sample, lambda value: _placed(value, tensors))
     return changed
@@ -182,17 +197,22 @@ def _mapped(sample: Sample, change: Any) -> Sample:
     return Sample(sample.op, args, tuple((name, change(value)) for name, value in sample.kwargs))
 
 
-def _relaid(case: Case, random: Random) -> Case | None:
-    """The case with its tensors' elements elsewhere in their storages; None when that alone changes the results: some
-    kernels take any tensor for a contiguous one."""
-    tensors = [_other_layout(tensor, random) if random.random() < 0.4 else tensor for tensor in case.tensors]
-    inputs = tuple(map(spec_of, tensors))
-    outputs = execute(case.call, copies(tensors))
-    dense = execute(case.call, [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors])
+def _relaid(case: Case, random: Random) -> Case:
+    """The case with its tensors' elements elsewhere in their storages."""
+    rank = 2 if "norm" in case.call.op else 0  # some kernels take weights for contiguous ones, if images are small
+    chosen = [tensor.dim() >= rank and random.random() < 0.4 for tensor in case.tensors]
+    tensors = [_other_layout(tensor, random) if other else tensor for tensor, other in zip(case.tensors, chosen)]
+    return Case(replace(case.call, inputs=tuple(map(spec_of, tensors))), tensors)
+
+
+def _with_results(case: Case) -> Case | None:
+    """The case with its results; None when layouts change them: some kernels take any tensor for a contiguous one."""
+    outputs = execute(case.call, copies(case.tensors))
+    dense = execute(case.call, [tensor.clone(memory_format=torch.contiguous_format) for tensor in case.tensors])
     if not all(a is b or (a is not None and b is not None and same(a, b)) for a, b in zip(outputs, dense)):
         return None
     specs = tuple(None if out is None else spec_of(out) for out in outputs)
-    return Case(replace(case.call, inputs=inputs, outputs=specs), tensors, outputs)
+    return Case(replace(case.call, outputs=specs), case.tensors, outputs)
 
 
 def _other_layout(tensor: torch.Tensor, random: Random) -> torch.Tensor:

@@ -27,7 +27,7 @@ from magis.ops.rule import OpRule, Sample
 from oracle.loop_excuses import excuse
 from oracle.loop_search import searchable, valid_loops
 from oracle.loops import described
-from oracle.run import Case, case_of
+from oracle.run import Case, case_of, execute
 
 SAFE = ("concat", "create", "gather", "matmul", "pointwise", "reduce", "softmax", "view")
 """Families of operators that check what they are given. Wrong candidates of others crash, or silently spoil the memory
@@ -68,11 +68,11 @@ class LoopChild:
         found = [loop for loop in self.valid(case, loops, most) if excuse(case.call, loop) is None]
         return [f"{case.call.op} may run along a {described(loop)}, which its rule lacks" for loop in found]
 
-    def runs(self, sample: Sample) -> bool:
+    def runs(self, call: Sample | Case) -> bool:
         """Whether PyTorch accepts a call, and survives it."""
         process = self.process or self._start()
         found: list[Loop] = []
-        return self._ask(process, sample, _RUNS_SECONDS, found) is None
+        return self._ask(process, call, _RUNS_SECONDS, found) is None
 
     def valid(self, case: Case, loops: Sequence[Loop], most: int) -> list[Loop]:
         """`valid_loops` in the child."""
@@ -168,7 +168,7 @@ def main() -> None:
                 question = receive(questions)
             except EOFError:
                 return
-            if isinstance(question, Sample) or rule_for(question[0].call.op).family not in SAFE:
+            if isinstance(question, (Sample, Case)) or rule_for(question[0].call.op).family not in SAFE:
                 send(answers, _forked(question, answers))
             else:
                 _answer(question, answers)
@@ -178,6 +178,9 @@ def main() -> None:
 def _answer(question: Any, answers: IO[bytes]) -> None:
     if isinstance(question, Sample):
         case_of(question)
+        return
+    if isinstance(question, Case):
+        execute(question.call, question.tensors)
         return
     for loop in valid_loops(*question, trying=lambda number: send(answers, number)):
         send(answers, loop)

@@ -26,7 +26,8 @@ _PRECISION = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, tor
 _COMPLEX = {torch.complex128: 1e-9, torch.complex64: 1e-4}
 _COARSE = {torch.float8_e4m3fn: 0.3, torch.float8_e5m2: 0.6}
 LONG = 10**8
-"""Floating-point operations from which on a call is run in few ways, and in its own precision."""
+LARGE = 1 << 19
+"""Floating-point operations, or elements, from which on a call is run in few ways, and in its own precision."""
 
 TOLERANCE = {**_PRECISION, **_COMPLEX, **_COARSE}
 
@@ -74,7 +75,7 @@ def writes(call: Call) -> bool:
 def run_whole(case: Case, rule: OpRule) -> Whole:
     """The call's results in float64, if the operator takes that; otherwise as it is."""
     silent = case.call.op in UNDEFINED or rule.draws(case.call) or any(t.is_meta for t in case.tensors)
-    long = rule.flops(case.call) > LONG
+    long = rule.flops(case.call) > LONG or sum(tensor.numel() for tensor in case.tensors) > LARGE
     wide = None if silent or long else widened(case)
     if wide is not None:
         kept = copies(case.tensors)

@@ -60,6 +60,11 @@ class Scope:
         """The same, where these values are seen as slices of these types."""
         return replace(self, seen={**self.seen, **slices})
 
+    def without_bias(self, node: NodeId) -> Loop | None:
+        """The loop around that adds a node's bias once, so that no part of it in here may."""
+        around = (loops[node] for loops, _ in self.splits if node in loops)
+        return next((loop for loop in around if loop.once is not None), None)
+
     def loop(self, node: Node, fission: Fission) -> Loop:
         """The loop of a region's node, at these sizes."""
         loop = fission.cuts[node.id].of(self.graph.call(node))
@@ -129,13 +134,17 @@ class _Builder:
             value, axis = node.inputs[number], loop.inputs[number]
             if axis is None or value.node in self.fission.region:
                 continue
-            if not sliced(self.scope.spec(value), axis, self.length).is_contiguous:
+            whole = self.scope.spec(value)
+            if _scattered(sliced(whole, axis, self.length), whole):
                 self.copied.add((value, axis))
 
     def _call(self, node: Node, loop: Loop, found: Part) -> Call:
         around = self.scope.calls[node.id]
-        args, kwargs = rule_for(node.op).part(around, loop, self.length)
+        rule = rule_for(node.op)
+        args, kwargs = rule.part(around, loop, self.length)
         inputs = tuple(self._input(v, axis, found) for v, axis in zip(node.inputs, loop.inputs))
+        if any(_scattered(inputs[i], around.inputs[i]) for i in rule.contiguous_inputs(around)):
+            raise CannotInferError(f"{node.op} reads its inputs as if they were contiguous")
         call = Call(node.op, args, kwargs, inputs, around.outputs)
         return replace(call, outputs=self.infer(call))
 
@@ -160,6 +169,21 @@ def sliced(whole: TensorSpec, axis: Axis, length: int, copying: bool = False) ->
         return replace(whole, shape=shape, storage_bytes=0, alias_of=0, writes=False)
     spec = TensorSpec(shape, contiguous_strides(shape), whole.dtype, 0, device=whole.device)
     return replace(spec, storage_bytes=spec.nbytes)
+
+
+def _scattered(piece: TensorSpec, whole: TensorSpec) -> bool:
+    """Whether a piece has gaps, or another order of its dimensions, where the whole has none."""
+    return not piece.is_contiguous and _dense(whole, whole) and not _dense(piece, whole)
+
+
+def _dense(spec: TensorSpec, like: TensorSpec) -> bool:
+    """Whether its elements lie side by side, its dimensions in the order of those of another tensor."""
+    expected = 1
+    for dim in sorted(range(len(like.shape)), key=lambda dim: (like.strides[dim], -dim)):
+        if spec.shape[dim] != 1 and spec.strides[dim] != expected:
+            return False
+        expected *= spec.shape[dim]
+    return True
 
 
 def _shrunk_loop(loop: Loop, by: Loop, length: int) -> Loop:

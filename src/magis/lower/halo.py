@@ -166,6 +166,10 @@ class _Part:
         specs = tuple(self._spec(register, source) for register, source in zip(registers, node.inputs))
         call = Call(node.op, args, kwargs, specs, around.outputs)
         call = replace(call, outputs=self.infer(call))
+        adds = self.scope.without_bias(node.id)
+        if adds is not None and adds.once is not None:
+            call, _ = rule.without_bias(call, adds)
+            del registers[adds.once]
         outputs = [
             None if spec is None else self.lines.register(Value(node.id, i), spec)
             for i, spec in enumerate(call.outputs)

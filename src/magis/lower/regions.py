@@ -170,9 +170,10 @@ class _Body:
 
     def _node(self, node_id: NodeId, registers: list[Register]) -> list[Instruction]:
         node, call, loop = self.graph.nodes[node_id], self.part.calls[node_id], self.region.loops[node_id]
-        if loop.once is not None:
-            call, _ = rule_for(node.op).without_bias(call, loop)
-            registers = [*registers[: loop.once], *registers[loop.once + 1 :]]
+        adds = loop if loop.once is not None else self.region.scope.without_bias(node_id)
+        if adds is not None and adds.once is not None:
+            call, _ = rule_for(node.op).without_bias(call, adds)
+            registers = [*registers[: adds.once], *registers[adds.once + 1 :]]
         into = self._accumulated(node_id, call, registers)
         if into is not None:
             return [into]

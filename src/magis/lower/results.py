@@ -85,7 +85,7 @@ class Results:
         spec = replace(spec, storage_bytes=spec.nbytes, alias_of=None, writes=False, offset=0)
         register = self.whole[value] = self.number(value)
         self.specs[value] = spec
-        if self.loops[value.node].once is not None:
+        if self.loops[value.node].once is not None and self.scope.without_bias(value.node) is None:
             return [Allocate(register, spec), *self._bias(value)]
         return [Allocate(register, spec, fill)]
 

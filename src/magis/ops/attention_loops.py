@@ -1,8 +1,9 @@
 """Along which axes fused attention may run in parts: samples, heads, and on the CPU queries and keys.
 
 Tensors are [batch, heads, length, width]; several heads of queries may share a head of keys, which then are one
-position of the heads' axis. A causal mask depends on the position, so that lengths stay whole. The results of other
-kernels that do not lie along an axis (seeds, offsets) are not given by parts.
+position of the heads' axis; if all share one, the heads of queries are divided. A causal mask depends on the position,
+so that lengths stay whole. The results of other kernels that do not lie along an axis (seeds, offsets) are not given by
+parts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def attention_loops(call: Call, first: int, on_cpu: bool) -> Iterator[Loop]:
         return
     if not first or all(spec is None for spec in call.outputs[3:]):
         yield from _along(call, q, 0, Axis(0, q[0]))
-        yield from _along(call, q, 1, Axis(1, k[1]))
+        yield from _along(call, q, 1, Axis(1, k[1] if k[1] > 1 else q[1]))
     if not on_cpu or flag_at(call, 7 if first else 4, "is_causal"):
         return
     queries, keys = Axis(2, q[2]), Axis(2, k[2])
@@ -50,7 +51,8 @@ def _along(call: Call, q: tuple[int, ...], dim: int, axis: Axis) -> Iterator[Loo
     roles: list[Role] = []
     for spec in call.outputs:
         along = spec is not None and len(spec.shape) in (3, 4) and spec.shape[0] == q[0]
-        roles.append(None if spec is None else Concat(axis) if along else Lost())
+        shared = along and spec is not None and spec.shape[dim] % axis.length > 0  # the gradient of one head of keys
+        roles.append(None if spec is None else Reduce() if shared else Concat(axis) if along else Lost())
     yield from at_places(call, places, roles)
 
 

@@ -148,6 +148,7 @@ class GroupNorm(Normalisation):
     """`native_group_norm(x, weight, bias, N, C, HxW, groups, eps)` gives y, and mean and rstd of [N, groups]."""
 
     ops = ("aten.native_group_norm.default",)
+    contiguous_at: ClassVar[tuple[int, ...]] = (0,)
     first = 3  # where N, C, HxW and groups stand
     weights: ClassVar[tuple[int, ...]] = (1, 2)
 
