@@ -69,11 +69,13 @@ def instantiate(plan: Plan, batch: int | None = None) -> Instance:
         graph = parse_graph(plan.program)
         _check_operators(graph, captured.graph)
         return Instance(source, captured, Program(graph, forest_of(plan.regions)), _schedule(plan))
+    from magis.aten.infer import infer
+
     source = replace(source, sizes={**source.sizes, "batch": batch})
     captured = source.capture()
     schedule = _schedule(plan)
     try:
-        found = Instance(source, captured, replay(Program(captured.graph), plan.history), schedule)
+        found = Instance(source, captured, replay(Program(captured.graph), plan.history, infer), schedule)
         if order_violation(found.program.graph, schedule) is None:
             if found.program.enabled:
                 found.routine()  # regions are checked again: there are other lengths to divide

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedFakeTensorException
@@ -46,7 +46,7 @@ def _without_data(call: Call) -> AbstractContextManager[Any]:
     """Where tensors have no elements. Views are made on the meta device, whose kernels are the real ones: fake tensors
     give a layout to some that PyTorch refuses, such as strides (224, 112, 8, 1) of shape (3, 1, 14, 8) as (42, 8)."""
     views = all(spec is None or spec.alias_of is not None for spec in call.outputs)
-    return torch.device("meta") if views else FakeTensorMode()
+    return cast(AbstractContextManager[Any], torch.device("meta") if views else FakeTensorMode())
 
 
 @contextmanager

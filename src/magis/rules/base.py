@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
+from magis.fission.parts import Infer, no_infer
 from magis.fission.tree import Fission, Program
 from magis.ir.edit import GraphEdit
 from magis.ir.graph import Graph, Node, NodeId
@@ -36,8 +37,8 @@ class Rule(Protocol):
     def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
         """Where it may help a scheduled program, most promising first."""
 
-    def apply(self, program: Program, site: Site) -> Change | None:
-        """The program with the rule applied there; None when it does not apply."""
+    def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
+        """The program with the rule applied there; None when it does not apply. `infer` types new nodes."""
 
 
 def changed(program: Program, edit: GraphEdit, copies: Mapping[NodeId, NodeId] | None = None) -> Change:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import ClassVar
 
+from magis.fission.parts import Infer, no_infer
 from magis.fission.tree import Program
 from magis.ir.args import Arg, Slot
 from magis.ir.dtype import DType
@@ -52,7 +53,7 @@ class Loosen:
         if found:
             yield found
 
-    def apply(self, program: Program, site: Site) -> Change | None:
+    def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Rewrites the nodes. None when one of them is not there or no such operator."""
         graph = program.graph
         edit = GraphEdit(graph)

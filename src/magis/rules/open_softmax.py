@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from magis.fission.parts import Infer, no_infer
 from magis.fission.tree import Program
 from magis.ir.args import Arg, Slot, Symbol
 from magis.ir.dtype import DType
@@ -48,7 +49,7 @@ class OpenSoftmax:
         """None: it pays only where a region along the classes follows."""
         return iter(())
 
-    def apply(self, program: Program, site: Site) -> Change | None:
+    def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Opens them. None when one is not the softmax of such a loss."""
         graph = program.graph
         edit = GraphEdit(graph)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
+from magis.fission.parts import Infer, no_infer
 from magis.fission.tree import Program
 from magis.ir.edit import GraphEdit
 from magis.ir.graph import Graph, Node, NodeId, Value
@@ -46,7 +47,7 @@ class Rematerialise:
         alone, and with the producers that are gone by then."""
         yield from _Waiting(state, latency_s).sites()
 
-    def apply(self, program: Program, site: Site) -> Change | None:
+    def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Copies the segment for the readers. None when a node is not there, may not run twice or is not read."""
         graph = program.graph
         count = site[0] if site else 0

@@ -15,7 +15,7 @@ from typing import ClassVar
 from magis.fission.carve import carve
 from magis.fission.dim_graph import DimGraph, Vertex, dim_graph, window_graph
 from magis.fission.dimensions import component_names
-from magis.fission.parts import CannotSplitError
+from magis.fission.parts import CannotSplitError, Infer, no_infer
 from magis.fission.pieces import Pieces
 from magis.fission.region import check
 from magis.fission.tree import Cut, Fission, Program
@@ -78,7 +78,7 @@ class Split:
         """None: the moves of the F-Tree propose them."""
         return iter(())
 
-    def apply(self, program: Program, site: Site) -> Change | None:
+    def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Makes the region, inside the smallest region that contains it. None when it may not be split."""
         try:
             return split(program, fission_at(program.graph, site))
@@ -143,7 +143,7 @@ class Parts:
         """None: the moves of the F-Tree propose them."""
         return iter(())
 
-    def apply(self, program: Program, site: Site) -> Change | None:
+    def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Changes the number of parts. None when there is no such region."""
         if len(site) != 3:
             return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import ClassVar
 
+from magis.fission.parts import Infer, no_infer
 from magis.fission.tree import Program
 from magis.ir.edit import GraphEdit
 from magis.ir.graph import Graph, Node, NodeId, Value
@@ -35,7 +36,7 @@ class Unrematerialise:
                 ranked.append((-latency_s(copy) / (nbytes + 1), (int(first), int(copy))))
         yield from (found for seconds, found in sorted(ranked) if seconds)
 
-    def apply(self, program: Program, site: Site) -> Change | None:
+    def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Merges the two. None when they are not there, differ in what they compute, or when the copy is handed back:
         the caller gets as many tensors as before, each with its own storage."""
         graph = program.graph

@@ -138,7 +138,7 @@ class Splitter:
 
     def with_body(self, state: SplitState, region: Fission, base: MState, planned: MState) -> SplitState:
         """The state with a region's body as planned: `planned` followed from `base`, the region's body."""
-        moved = _Transplant(state.program, region).apply(base.graph, planned.history)
+        moved = _Transplant(state.program, region, self.prices.infer).apply(base.graph, planned.history)
         key = min(region.region)
         inside = {min(child.region): [n for n in state.orders[key] if n in child.region] for child in region.children}
         order: list[NodeId] = []
@@ -154,7 +154,7 @@ class Splitter:
 
     def with_top(self, state: SplitState, planned: MState) -> SplitState:
         """The state with the contracted graph as planned: `planned` followed from `state.top`."""
-        moved = _Transplant(state.program, None).apply(state.top.graph, planned.history)
+        moved = _Transplant(state.program, None, self.prices.infer).apply(state.top.graph, planned.history)
         order = tuple(moved.flat.get(node, node) for node in planned.schedule)
         return self.state(moved.program, (*state.history, *moved.steps), state.orders, order)
 
@@ -223,8 +223,8 @@ def _body_order(graph: Graph, places: Mapping[NodeId, int]) -> Schedule:
 class _Transplant:
     """Carries steps that were planned on a contracted graph or on a body out on the program itself."""
 
-    def __init__(self, program: Program, region: Fission | None) -> None:
-        self.program, self.region = program, region
+    def __init__(self, program: Program, region: Fission | None, infer: Infer) -> None:
+        self.program, self.region, self.infer = program, region, infer
         self.flat: dict[NodeId, NodeId] = {}  # copies: their number in the planned graph, and in the program
         self.steps: list[Step] = []
 
@@ -233,10 +233,10 @@ class _Transplant:
         small = Program(planned)
         for name, site in history:
             rule = rules()[name]
-            change = rule.apply(small, site)
+            change = rule.apply(small, site, self.infer)
             assert change is not None, f"{name} does not apply any more"
             where = self._site(name, site, small.graph)
-            there = rule.apply(self.program, where)
+            there = rule.apply(self.program, where, self.infer)
             if there is None:
                 raise CannotSplitError(f"{name} cannot be carried out inside the region")
             inverse = {original: copy for copy, original in there.copies.items()}
