@@ -118,7 +118,7 @@ def test_show_json(magis: Magis, plan_path: Path) -> None:
         "schedule",
         "certificate",
     ]
-    names = ["id", "op", "direction", "module", "line", "nbytes", "latency_s", "step", "live_until", "hot"]
+    names = ["id", "op", "direction", "module", "line", "nbytes", "latency_s", "step", "live_until", "hot", "times"]
     assert all(list(operator) == names for operator in found["operators"])
     inputs = found["program"].count("= input(")
     assert len(found["schedule"]) == inputs + len(found["operators"])

@@ -16,7 +16,7 @@ from magis.schedule.flat import Flat, flatten, live_bytes, topological
 from magis.schedule.interval import interval
 from magis.schedule.placement import placed, waits
 from magis.schedule.problem import problem
-from magis.schedule.update import updated
+from magis.schedule.update import updated, with_readers_through_views
 from magis.schedule.waist import ancestors, descendants, narrow_waist
 from magis.sim.timeline import no_workspace
 
@@ -135,7 +135,8 @@ class Scheduled:
         what lies around the peak, farther away if that has grown and `thorough` is asked for."""
         flat = updated(self.flat, graph, old_nodes, new_nodes)
         old = self.with_late_writes(flat, new_nodes)
-        begin, end = within or old._interval(flat, old_nodes, new_nodes, limits)
+        moved = with_readers_through_views(self.flat, graph, old_nodes)  # they may read what is overwritten
+        begin, end = within or old._interval(flat, moved, new_nodes, limits)
         begin, end, middle = old._closed(flat, new_nodes, begin, end)
         start = Scheduled(flat, old.order[:begin] + middle + old.order[end:])
         better, work = start, Work()

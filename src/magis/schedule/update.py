@@ -14,7 +14,7 @@ def updated(old: Flat, graph: Graph, old_nodes: Collection[NodeId], new_nodes: C
     `new_nodes` those added or changed, as `GraphEdit` records them.
 
     An edit of writes, of inputs or of the order of draws is read as a whole new graph."""
-    detached = _with_readers_through_views(old, graph, old_nodes)
+    detached = with_readers_through_views(old, graph, old_nodes)
     attached = {node for node in detached if node in graph.nodes}.union(new_nodes)
     before = [old.graph.nodes[node] for node in sorted(detached)]
     now = [graph.nodes[node] for node in sorted(attached)]
@@ -26,7 +26,7 @@ def updated(old: Flat, graph: Graph, old_nodes: Collection[NodeId], new_nodes: C
     return edit.flat
 
 
-def _with_readers_through_views(old: Flat, graph: Graph, changed: Iterable[NodeId]) -> set[NodeId]:
+def with_readers_through_views(old: Flat, graph: Graph, changed: Iterable[NodeId]) -> set[NodeId]:
     """The changed nodes, and those that read views which may now lie in another storage."""
     found = set(changed)
     stack = [node for node in found if node in graph.nodes]
