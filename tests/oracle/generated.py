@@ -22,11 +22,10 @@ from magis.errors import MagisError
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 from magis.ops.arguments import int_at, ints_at
-from magis.ops.registry import rules
 from magis.ops.rule import OpRule, Sample, T
 from oracle.loop_child import LoopChild
 from oracle.loops import REFUSALS, same
-from oracle.run import Case, case_of, copies, execute
+from oracle.run import Case, case_of, copies, execute, rules
 from oracle.test_samples import OTHER_DEVICES
 
 UNCHECKED = re.compile("attention|backward|embedding|nll_loss|unpool|put")

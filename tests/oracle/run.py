@@ -17,10 +17,16 @@ from magis.aten.convert import overload, python_literal, spec_of, torch_dtype
 from magis.ir.args import Arg, Slot
 from magis.ir.graph import Call, TensorSpec
 from magis.ops.registry import rule_for
-from magis.ops.rule import Sample, T
+from magis.ops.registry import rules as all_rules
+from magis.ops.rule import OpRule, Sample, T
 
 UNDEFINED = rule_for("aten.empty.memory_format").ops
 """Results hold whatever the memory held."""
+
+
+def rules() -> dict[str, OpRule]:
+    """The rules of PyTorch's operators."""
+    return {op: rule for op, rule in all_rules().items() if op.startswith("aten.")}
 
 
 @dataclass

@@ -11,11 +11,11 @@ import torch
 from magis.ir.args import Args, Kwargs
 from magis.ir.graph import Call
 from magis.ops.loop import Axis, Concat, Loop, Reduce, Same
-from magis.ops.registry import rule_for, rules
+from magis.ops.registry import rule_for
 from magis.ops.rule import OpRule, Sample, T
 from oracle.loop_child import LoopChild
 from oracle.loops import loop_problems
-from oracle.run import Case, case_of
+from oracle.run import Case, case_of, rules
 from oracle.test_samples import OTHER_DEVICES, WITHOUT_META, samples
 
 

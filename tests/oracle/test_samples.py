@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from magis.aten.convert import overload
-from magis.ops.registry import rules
 from magis.ops.rule import OpRule, Sample
 from oracle.enumerated import rms_backward, rms_weight
-from oracle.run import Case, case_of, check, cost_problems
+from oracle.run import Case, case_of, check, cost_problems, rules
 from oracle.storage import storage_problems
 from oracle.terms import term_problems, widened
 

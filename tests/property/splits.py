@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import gettempdir
 
 import torch
 
@@ -11,23 +13,25 @@ from builder import Recorded
 from magis.aten.infer import infer
 from magis.backend.meters import storage_peak
 from magis.backend.runtime import compile_routine
+from magis.backend.swapping import SwapFile
 from magis.fission.dim_graph import dim_graph, window_graph
 from magis.fission.parts import CannotSplitError
 from magis.fission.pieces import Pieces
 from magis.fission.tree import Fission, Program
-from magis.ir.graph import Graph, NodeId, Schedule
+from magis.ir.graph import Graph, NodeId, Schedule, Value
 from magis.lower.check import verify_routine
 from magis.lower.lower import lower
 from magis.lower.routine import Loop, Routine, expand
 from magis.rules.loosen import Loosen, loose_ends
 from magis.rules.remat import Rematerialise, recomputable, site
 from magis.rules.split import fitting, split
+from magis.rules.swap import Swap, late_site, swappable
 from magis.schedule.baseline import eager_order
 from magis.search.splitting import Prices, Splitter
 from magis.sim.simulate import simulate
 from magis.sim.timeline import no_latency, no_workspace
 
-PRICES = Prices(no_latency, no_workspace, infer)
+PRICES = Prices(no_latency, no_workspace, infer, lambda nbytes: 1e-6)
 CLOSE = 1e-9
 """Largest difference of float64 results, as a share of a result's largest number (or of 1, if that is more)."""
 EPSILON = {torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
@@ -76,6 +80,8 @@ def random_split(program: Program, choice: random.Random, halo: bool = False) ->
         return None
     if choice.random() < 0.25:
         program = _recomputed(program, choice)
+    if choice.random() < 0.25:
+        program = _swapped(program, choice)
     return planned(program)
 
 
@@ -135,14 +141,27 @@ def _recomputed(program: Program, choice: random.Random) -> Program:
     return program if change is None else change.program
 
 
+def _swapped(program: Program, choice: random.Random) -> Program:
+    """The program with one tensor swapped for its later readers, where that can be done."""
+    graph = program.graph
+    values = [Value(n.id, i) for n in graph.nodes.values() for i in range(len(n.outputs))]
+    values = [value for value in values if swappable(graph, value)]
+    early = choice.choice(list(graph.nodes))
+    where = late_site(graph, choice.choice(values), lambda reader: reader > early) if values else None
+    change = None if where is None else Swap().apply(program, where)
+    return program if change is None else change.program
+
+
 def check_split(recorded: Recorded, found: Split, exact: list[torch.Tensor] | None = None) -> None:
     """Runs the parts, and asserts that results and memory are as they should be. With `exact` results, those of
     narrower types may be wrong by rounding, wide sums not by more than the whole graph's."""
     routine = found.routine()
     verify_routine(routine)
     assert any(isinstance(instruction, Loop) for instruction in routine.body)
-    estimate = simulate(routine, no_latency)
-    assert estimate == simulate(expand(routine), no_latency), "a loop differs from itself unrolled"
+    estimate = simulate(routine, no_latency, transfer_s=PRICES.transfer_s)
+    assert estimate == simulate(expand(routine), no_latency, transfer_s=PRICES.transfer_s), (
+        "a loop differs from itself unrolled"
+    )
     results, peak = _run(routine, recorded)
     whole = lower(Program(recorded.graph), eager_order(recorded.graph))
     expected, _ = _run(whole, recorded)
@@ -158,7 +177,11 @@ def exact_results(recorded: Recorded) -> list[torch.Tensor]:
 
 
 def _run(routine: Routine, recorded: Recorded) -> tuple[list[torch.Tensor], int]:
-    step, inputs, results = compile_routine(routine), recorded.fresh_inputs(), list[torch.Tensor]()
+    step, inputs, results = (
+        compile_routine(routine, SwapFile(Path(gettempdir()))),
+        recorded.fresh_inputs(),
+        list[torch.Tensor](),
+    )
     torch.manual_seed(5)
     with torch.no_grad():
         measured = storage_peak(lambda: results.extend(step(list(inputs))), inputs)

@@ -41,7 +41,7 @@ def again(graph: Graph, segment: list[int], readers: list[int]) -> Graph:
 
 
 def test_all_rules_are_found_by_name() -> None:
-    assert list(rules()) == ["keep", "loosen", "open softmax", "parts", "recompute", "split"]
+    assert list(rules()) == ["keep", "loosen", "open softmax", "parts", "recompute", "split", "stay", "swap"]
 
 
 @pytest.mark.parametrize("edges", [("XA", "AB", "AC"), ("XA", "YA", "AB", "AC")])

@@ -67,6 +67,10 @@ class Costs:
         """Bytes that the call allocates and frees while it runs."""
         return self._model.workspace_bytes(call)
 
+    def transfer_s(self, nbytes: int) -> float:
+        """Seconds that a copy of so many bytes to the host, or back, takes on its own link."""
+        return self._model.transfer_s(nbytes)
+
     def table_hash(self) -> str:
         """Identifies the costs that were used."""
         return self._model.table_hash()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isclose
 
@@ -65,7 +66,7 @@ def plan_step(
     routine = lower(Program(graph), schedule)
     costs.prepare((call for call, _ in launches(routine)), progress)
     baseline = simulate(routine, costs.latency_s, costs.workspace_bytes)
-    base = MState.of(Scheduled.of(graph, schedule, costs.workspace_bytes), costs.latency_s)
+    base = MState.of(Scheduled.of(graph, schedule, costs.workspace_bytes), costs.latency_s, _transfer_s(costs))
     objective = _objective(limits, baseline)
     if splits.wanted:
         found = _by_hand(base, objective, costs, splits, progress)
@@ -74,7 +75,8 @@ def plan_step(
     else:
         found = _searched(base, objective, costs, budget, progress, baseline, splits.wide)
     best = found.best
-    optimized = simulate(lowered(best.program, best.schedule), costs.latency_s, costs.workspace_bytes)
+    planned = lowered(best.program, best.schedule)
+    optimized = simulate(planned, costs.latency_s, costs.workspace_bytes, costs.transfer_s)
     assert optimized.peak_bytes == best.peak_bytes and isclose(optimized.latency_s, best.latency_s, rel_tol=1e-9)
     return Planned(best.program, best.schedule, baseline, optimized, found.met, objective.max_peak_bytes, found)
 
@@ -134,13 +136,18 @@ def _repriced(best: Solution, costs: Costs, splitter: Splitter) -> Solution:
     if isinstance(best, SplitState):
         return splitter.state(best.program, best.history, best.orders, best.top.schedule)
     scheduled = Scheduled.of(best.program.graph, best.schedule, costs.workspace_bytes)
-    return replace(MState.of(scheduled, costs.latency_s), history=best.history)
+    return replace(MState.of(scheduled, costs.latency_s, _transfer_s(costs)), history=best.history)
 
 
 def _splitter(costs: Costs, wide: bool) -> Splitter:
     from magis.aten.infer import infer
 
-    return Splitter(Prices(costs.latency_s, costs.workspace_bytes, infer), wide)
+    return Splitter(Prices(costs.latency_s, costs.workspace_bytes, infer, _transfer_s(costs)), wide)
+
+
+def _transfer_s(costs: Costs) -> Callable[[int], float] | None:
+    """Seconds of a copy to the host, where there is one to swap to."""
+    return costs.transfer_s if costs.source == "simulated" else None
 
 
 def _search(

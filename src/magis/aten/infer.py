@@ -18,6 +18,7 @@ from magis.errors import PlanError
 from magis.fission.parts import CannotInferError
 from magis.ir.args import Arg, Slot
 from magis.ir.graph import Call, TensorSpec
+from magis.ops.registry import rule_for
 
 _REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, AssertionError, PlanError, UnsupportedFakeTensorException)
 
@@ -28,6 +29,9 @@ def infer(call: Call) -> tuple[TensorSpec | None, ...]:
     them come the number of results, which share an input's storage, and devices.
 
     Raises CannotInferError when PyTorch refuses the call, or gives results of another kind."""
+    own = rule_for(call.op).types(call)
+    if own is not None:
+        return own
     try:
         function: Callable[..., Any] = overload(call.op)
         with _quiet(), _without_data(call), torch.no_grad():

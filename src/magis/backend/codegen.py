@@ -16,11 +16,14 @@ from magis.lower.routine import (
     Compute,
     Free,
     Instruction,
+    Load,
     Loop,
     Piece,
     Register,
     Routine,
     Slice,
+    Store,
+    Wait,
     Write,
 )
 
@@ -90,6 +93,13 @@ class _Generator:
                     self._loop(instruction)
                 case Allocate():
                     self._allocate(instruction)
+                case Store(register, source):
+                    self._put(f"{self._name(register, 'host')} = store({self.variable[source]})")
+                case Load(register, source, spec):
+                    made = f"load({self.variable[source]}, {self.printer.device(spec.device)})"
+                    self._put(f"{self._name(register, self.variable[source].partition('_')[0])} = {made}")
+                case Wait(register):
+                    self._put(f"wait({self.variable[register]})")
                 case _:
                     self._piecewise(instruction)
             if index in forget:

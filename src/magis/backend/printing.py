@@ -22,7 +22,21 @@ from magis.ir.args import Arg, Slot, Symbol
 from magis.ir.dtype import DType
 from magis.ir.graph import Call
 
-_RESERVED = {"torch", "range", "complex", "inf", "nan", "inputs", "step", "current", "_", *keyword.kwlist}
+_RESERVED = {
+    "torch",
+    "range",
+    "complex",
+    "inf",
+    "nan",
+    "inputs",
+    "step",
+    "current",
+    "store",
+    "load",
+    "wait",
+    "_",
+    *keyword.kwlist,
+}
 _TAKEN = re.compile(r"part\d*|draw\d+|.*_\d+")  # loop counters, generator states, registers
 
 

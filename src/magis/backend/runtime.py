@@ -6,6 +6,7 @@ import itertools
 import linecache
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from magis.backend import naming
 from magis.backend.codegen import Source, generate
+from magis.backend.swapping import Transfers, default_transfers, swaps
 from magis.errors import UsageError
 from magis.lower.check import verify_routine
 from magis.lower.routine import Routine
@@ -65,8 +67,13 @@ class _Located:
             trace = trace.tb_next
 
 
-def compile_routine(routine: Routine) -> CompiledStep:
-    """The routine as a function. Raises PlanError for operators or arguments that this PyTorch does not have,
-    InvalidGraphError for a routine that is not well-formed."""
+def compile_routine(routine: Routine, transfers: Transfers | None = None) -> CompiledStep:
+    """The routine as a function; `transfers` carry out its swapping, by default those of its device. Raises PlanError
+    for operators or arguments that this PyTorch does not have, InvalidGraphError for a routine that is not well-formed,
+    UsageError when it swaps on a CPU and no `transfers` are given."""
     verify_routine(routine)
-    return CompiledStep(routine, generate(routine))
+    source = generate(routine)
+    if swaps(routine):
+        used = transfers or default_transfers(routine)
+        source = replace(source, names={**source.names, "store": used.store, "load": used.load, "wait": used.wait})
+    return CompiledStep(routine, source)

@@ -19,6 +19,10 @@ INPUT = "input"
 INPUT_KINDS = ("parameter", "buffer", "state", "batch", "constant")
 
 
+HOST = "host"
+"""The device of copies in host memory, to which tensors are swapped: they take no memory of the step's device."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Value:
     """One output of one node; the tail of an edge."""
@@ -55,6 +59,11 @@ class TensorSpec:
     def nbytes(self) -> int:
         """Bytes of its elements, whether it owns them or not."""
         return self.numel * self.dtype.nbytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its own storage occupies on the step's device."""
+        return 0 if self.device == HOST else self.storage_bytes
 
     @property
     def is_contiguous(self) -> bool:

@@ -14,10 +14,13 @@ from magis.lower.routine import (
     Compute,
     Free,
     Instruction,
+    Load,
     Loop,
     Register,
     Routine,
     Slice,
+    Store,
+    Wait,
     Write,
 )
 
@@ -36,6 +39,7 @@ class _Checker:
     routine: Routine
     specs: dict[Register, TensorSpec] = field(default_factory=dict)
     recorded: set[int] = field(default_factory=set)
+    under_way: set[Register] = field(default_factory=set)
 
     def problems(self) -> Iterator[str]:
         routine = self.routine
@@ -47,6 +51,8 @@ class _Checker:
                 yield f"hands back register {register}, which does not exist at the end"
         for register in mine.difference(routine.outputs):
             yield f"register {register} is never freed"
+        for register in self.under_way:
+            yield f"register {register} is still copied at the end"
 
     def _body(self, body: Iterable[Instruction], mine: set[Register], parts: int) -> Iterator[str]:
         """Problems of one body; `mine` collects the registers that it made and has not freed."""
@@ -75,10 +81,16 @@ class _Checker:
                 yield from self._piece(instruction, parts)
             case Accumulate():
                 yield from self._accumulate(instruction)
+            case Store(register) | Load(register):
+                self.under_way.add(register)
+            case Wait(register):
+                self.under_way.discard(register)
             case Loop(inner_parts, body):
                 yield from self._loop(inner_parts, body)
 
     def _free(self, registers: Iterable[Register], mine: set[Register]) -> Iterator[str]:
+        for register in self.under_way.intersection(registers):
+            yield f"register {register} is freed while it is copied"
         for register in registers:
             if register not in mine or register in self.routine.outputs:
                 yield f"frees register {register}, which is not its own"
@@ -135,7 +147,9 @@ def _read(instruction: Instruction) -> Iterator[Register]:
             yield from inputs
         case Free(registers):
             yield from registers
-        case Slice(source=source):
+        case Slice(source=source) | Store(source=source) | Load(source=source):
             yield source
+        case Wait(register):
+            yield register
         case Write(target, source) | Accumulate(target, source):
             yield from (target, source)

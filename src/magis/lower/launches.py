@@ -14,11 +14,13 @@ from magis.lower.routine import (
     Compute,
     Free,
     Instruction,
+    Load,
     Loop,
     Piece,
     Register,
     Routine,
     Slice,
+    Store,
     Write,
 )
 
@@ -82,6 +84,8 @@ def made(instruction: Instruction) -> Iterator[tuple[Register, TensorSpec]]:
                 if register is not None and spec is not None:
                     yield register, spec
         case Allocate(register, spec) | Slice(register, _, spec):
+            yield register, spec
+        case Store(register, _, spec) | Load(register, _, spec):
             yield register, spec
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from magis.errors import InvalidGraphError
@@ -11,7 +12,9 @@ from magis.fission.region import boundary, check
 from magis.fission.tree import Fission, Program
 from magis.ir.graph import Call, Graph, Node, NodeId, Schedule, TensorSpec, Value
 from magis.lower.regions import lower_region, units
-from magis.lower.routine import Compute, Free, Instruction, Register, Routine
+from magis.lower.routine import Compute, Free, Instruction, Register, Routine, Wait
+from magis.lower.transfers import Transfers, is_view
+from magis.ops.swap import LOAD, STORE
 
 
 def lower(program: Program, schedule: Schedule, infer: Infer = no_infer) -> Routine:
@@ -47,6 +50,7 @@ class _Lowering:
             self.reads_left[register] += 1  # never counted down: these live to the end
         self.sharers = Counter(node.stream for node in self.computed if node.stream is not None)
         self.drawn: set[int] = set()
+        self.transfers = Transfers(self.computed)
 
     def run(self) -> Routine:
         body: list[Instruction] = []
@@ -89,9 +93,29 @@ class _Lowering:
             if not left[register] and spec is not None:
                 dead.append(register)
         call = Call(node.op, node.args, node.kwargs, tuple(read), node.outputs)
-        draw = (None, False, False) if node.stream is None else self._draw(node.stream)
-        compute = Compute(node.id, call, tuple(inputs), tuple(outputs), node.origin, *draw)
-        return [compute, Free(tuple(dead))] if dead else [compute]
+        body = self._run(node, call, inputs, outputs)
+        freed = self.transfers.free(dead) if self.transfers.under_way else tuple(dead)
+        return [*body, Free(freed)] if freed else body
+
+    def _run(self, node: Node, call: Call, inputs: list[Register], outputs: list[Register | None]) -> list[Instruction]:
+        """The call, and what transfers there are around it."""
+        transfers, compute = self.transfers, list[Instruction]()
+        if call.op == STORE:
+            return [Wait(self.first[node.id])]
+        if call.op == LOAD:
+            compute = [transfers.load(node.id, call, inputs[0], self.first[node.id])]
+        else:
+            draw = (None, False, False) if node.stream is None else self._draw(node.stream)
+            compute = [Compute(node.id, call, tuple(inputs), tuple(outputs), node.origin, *draw)]
+            if transfers.under_way:
+                if is_view(call):
+                    transfers.looked_at(inputs, outputs)
+                else:
+                    compute = [*transfers.before(inputs), *compute]
+        if transfers.stores:
+            made = {Value(node.id, i): r for i, r in enumerate(outputs) if r is not None}
+            compute += transfers.after(made, self._register, self.graph.call)
+        return compute
 
     def _draw(self, stream: int) -> tuple[int, bool, bool]:
         """The draw's number, whether this node records the generator state, whether it replays it."""
@@ -130,6 +154,7 @@ class _SplitLowering:
         streams = (nodes[unit].stream for unit in self.units if not isinstance(unit, Fission))
         self.sharers = Counter(stream for stream in streams if stream is not None)
         self.drawn: set[int] = set()
+        self.transfers = Transfers(nodes[unit] for unit in self.units if not isinstance(unit, Fission))
 
     def run(self) -> Routine:
         graph = self.graph
@@ -139,9 +164,9 @@ class _SplitLowering:
         body: list[Instruction] = []
         for unit in self.units:
             body += self._region(unit) if isinstance(unit, Fission) else self._compute(graph.nodes[unit])
-            dead = self._dead(unit)
+            dead = self.transfers.free(self._dead(unit))
             if dead:
-                body.append(Free(tuple(dead)))
+                body.append(Free(dead))
         return Routine(
             name=graph.name,
             inputs=tuple(self.registers[value] for value in inputs),
@@ -170,9 +195,17 @@ class _SplitLowering:
         order = [node for node in self.order if node in region.region]
         outside = {value: self._operand(value, order[0]) for value in self._reads(region)}
         scope = Scope.whole(self.graph, region.region)
+        waits = self.transfers.before(outside.values())
         body, results = lower_region(region, scope, order, outside, self._number, self.infer)
         self.registers.update(results)
-        return body
+        return [*waits, *body, *self._stores(results)]
+
+    def _stores(self, made: Mapping[Value, Register]) -> Iterator[Instruction]:
+        def register_of(value: Value) -> Register:
+            self.registers[value] = self._number(value)
+            return self.registers[value]
+
+        return self.transfers.after(made, register_of, self.graph.call)
 
     def _operand(self, value: Value, reader: NodeId) -> Register:
         register = self.registers.get(value)
@@ -182,10 +215,22 @@ class _SplitLowering:
 
     def _compute(self, node: Node) -> list[Instruction]:
         inputs = tuple(self._operand(value, node.id) for value in node.inputs)
+        if node.op == STORE:
+            return [Wait(self.registers[Value(node.id)])]
         outputs = [None if spec is None else self._number(Value(node.id, i)) for i, spec in enumerate(node.outputs)]
-        self.registers.update((Value(node.id, i), r) for i, r in enumerate(outputs) if r is not None)
+        made = {Value(node.id, i): r for i, r in enumerate(outputs) if r is not None}
+        self.registers.update(made)
+        call = self.graph.call(node)
+        if node.op == LOAD:
+            return [self.transfers.load(node.id, call, inputs[0], made[Value(node.id)])]
+        waits: list[Instruction] = []
+        if is_view(call):
+            self.transfers.looked_at(inputs, outputs)
+        else:
+            waits = self.transfers.before(inputs)
         draw = (None, False, False) if node.stream is None else self._draw(node.stream)
-        return [Compute(node.id, self.graph.call(node), inputs, tuple(outputs), node.origin, *draw)]
+        compute = Compute(node.id, call, inputs, tuple(outputs), node.origin, *draw)
+        return [*waits, compute, *self._stores(made)]
 
     def _draw(self, stream: int) -> tuple[int, bool, bool]:
         replay = stream in self.drawn

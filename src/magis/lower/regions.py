@@ -7,7 +7,7 @@ after    y = allocate();  for each part: h' = f(slice of x);  y[slice] = g(h')
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from magis.fission.parts import CannotSplitError, Infer, Part, Scope, loops_of, part
@@ -23,9 +23,12 @@ from magis.lower.routine import (
     Loop,
     Register,
     Slice,
+    Wait,
 )
+from magis.lower.transfers import Transfers, is_view
 from magis.ops.loop import Axis, Reduce
 from magis.ops.registry import rule_for
+from magis.ops.swap import LOAD, STORE
 
 
 @dataclass
@@ -99,6 +102,8 @@ class _Body:
         self.left: Counter[Value] = Counter()
         self.slices_left: Counter[tuple[Value, Axis]] = Counter()
         self.whole_outputs = set(region.results.outputs)
+        nodes = region.scope.graph.nodes
+        self.transfers = Transfers(nodes[unit] for unit in region.units if not isinstance(unit, Fission))
         for unit in region.units:
             for value, axis in self._reads(unit):
                 if value.node in region.fission.region:
@@ -126,10 +131,13 @@ class _Body:
                 more, register = self._operand(value, axis)
                 body += more
                 registers.append(register)
-            body += self._nested(unit, registers) if isinstance(unit, Fission) else self._node(unit, registers)
-            dead = self._dead(unit)
+            if isinstance(unit, Fission):
+                body += [*self.transfers.before(registers), *self._nested(unit, registers)]
+            else:
+                body += self._node(unit, registers)
+            dead = self.transfers.free(self._dead(unit))
             if dead:
-                body.append(Free(tuple(dead)))
+                body.append(Free(dead))
         return body
 
     def _operand(self, value: Value, axis: Axis | None) -> tuple[list[Instruction], Register]:
@@ -170,21 +178,39 @@ class _Body:
 
     def _node(self, node_id: NodeId, registers: list[Register]) -> list[Instruction]:
         node, call, loop = self.graph.nodes[node_id], self.part.calls[node_id], self.region.loops[node_id]
+        if call.op == STORE:
+            return [Wait(self.frame.registers[Value(node_id)])]
+        waits = [] if is_view(call) or call.op == LOAD else self.transfers.before(registers)
         adds = loop if loop.once is not None else self.region.scope.without_bias(node_id)
         if adds is not None and adds.once is not None:
             call, _ = rule_for(node.op).without_bias(call, adds)
             registers = [*registers[: adds.once], *registers[adds.once + 1 :]]
         into = self._accumulated(node_id, call, registers)
         if into is not None:
-            return [into]
+            return [*waits, into]
         outputs: list[Register | None] = []
         for i, spec in enumerate(call.outputs):
             outputs.append(None if spec is None else self.region.number(Value(node_id, i)))
         for value, register in ((Value(node_id, i), r) for i, r in enumerate(outputs)):
             if register is not None:
                 self.frame.registers[value] = register
+        if call.op == LOAD:
+            return [self.transfers.load(node_id, call, registers[0], self.frame.registers[Value(node_id)])]
+        if is_view(call):
+            self.transfers.looked_at(registers, outputs)
         compute = Compute(node_id, call, tuple(registers), tuple(outputs), node.origin)
-        return [compute, *(i for v in self._made(node_id) if v in self.whole_outputs for i in self._hand_out(v))]
+        handed_out = (i for v in self._made(node_id) if v in self.whole_outputs for i in self._hand_out(v))
+        return [*waits, compute, *self._stores(node_id), *handed_out]
+
+    def _stores(self, node_id: NodeId) -> Iterator[Instruction]:
+        """Begins to store what a node made."""
+
+        def register_of(value: Value) -> Register:
+            register = self.frame.registers[value] = self.region.number(value)
+            return register
+
+        made = {value: self.frame.registers[value] for value in self._made(node_id)}
+        return self.transfers.after(made, register_of, lambda node: self.part.calls[node.id])
 
     def _accumulated(self, node_id: NodeId, call: Call, registers: list[Register]) -> Compute | None:
         """The node as one that adds its partial sums straight into the accumulator, where its operator can."""

@@ -98,6 +98,35 @@ class Accumulate:
 
 
 @dataclass(frozen=True, slots=True)
+class Store:
+    """Begins to copy `source` to host memory, on a link of its own; `register` is the copy, of type `spec`. The source
+    stays as it is until the `Wait` for the copy."""
+
+    register: Register
+    source: Register
+    spec: TensorSpec
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Allocates `register`, of type `spec`, and begins to copy `source` back into it, on a link of its own. Nobody
+    reads it before the `Wait` for it."""
+
+    register: Register
+    source: Register
+    spec: TensorSpec
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Waits until the transfer that makes `register` is complete."""
+
+    register: Register
+
+
+@dataclass(frozen=True, slots=True)
 class Loop:
     """Runs `body` for part 0 .. parts-1, one after the other. What a part makes, it frees; what it reads
     from outside, it leaves. A nested body that needs a piece along an outer loop takes a `Slice` of it in
@@ -108,7 +137,7 @@ class Loop:
     label: str = ""
 
 
-Instruction: TypeAlias = "Compute | Free | Allocate | Slice | Write | Accumulate | Loop"
+Instruction: TypeAlias = "Compute | Free | Allocate | Slice | Write | Accumulate | Store | Load | Wait | Loop"
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,11 @@ class OpRule:
         """The family of operators it belongs to, such as `pointwise`: the module that describes it."""
         return type(self).__module__.rpartition(".")[2]
 
+    def types(self, call: Call) -> tuple[TensorSpec | None, ...] | None:
+        """The results of a call that is no operator of PyTorch; `call.outputs` are those of the original. None for all
+        others: PyTorch is asked."""
+        return None
+
     def aliases(self, call: Call) -> tuple[int | None, ...]:
         """For each output the index of the input whose storage it shares; None where it makes its own."""
         return tuple(None for _ in call.outputs)

@@ -21,12 +21,14 @@ Latency = Callable[[NodeId], float]
 @dataclass(frozen=True, slots=True)
 class Change:
     """A changed program, and which nodes the change touched (as `GraphEdit` records them): what Algorithm 2 needs.
-    `copies` has, for each node that was added as a copy, the node that it repeats."""
+    `copies` has, for each node that was added as a copy, the node that it repeats; `added` other nodes that later steps
+    may name."""
 
     program: Program
     old_nodes: frozenset[NodeId]
     new_nodes: frozenset[NodeId]
     copies: Mapping[NodeId, NodeId] = field(default_factory=dict)
+    added: tuple[NodeId, ...] = ()
 
 
 class Rule(Protocol):

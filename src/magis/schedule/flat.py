@@ -107,7 +107,7 @@ def describe(flat: Flat, node: Node) -> None:
     flat.is_operator[node.id] = True
     storages = dict.fromkeys(flat.storage_of.get(root, RESIDENT) for root, _ in input_roots(flat, node))
     for output, spec in enumerate(node.outputs):
-        if spec is None or spec.alias_of is not None or not spec.storage_bytes:
+        if spec is None or spec.alias_of is not None or not spec.memory_bytes:
             continue
         value = Value(node.id, output)
         if value not in flat.storage_of:

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 
-from magis.ir.graph import NodeId
+from magis.fission.contract import REGION, SLICE
+from magis.ir.graph import Graph, NodeId, Value
 from magis.rules.base import Latency, Site
 from magis.rules.remat import recomputable, site
+from magis.rules.swap import late_site, swappable
 from magis.schedule.flat import RESIDENT
 from magis.schedule.incremental import Scheduled
 
 NEVER = -1
 
 
+SWAPPED_BYTES = 1 << 20
+"""From which size on a tensor may be swapped: small ones take as long as their start."""
+MILESTONES = 24
+"""At how many moments the links are looked at."""
+
+
 @dataclass(frozen=True)
 class Selection:
-    """Which storages are kept across the turn and which operators run again after it."""
+    """Which storages are kept across the turn, which operators run again after it, and which storages wait on the
+    host."""
 
     kept: frozenset[int]
     again: frozenset[NodeId]
+    swapped: frozenset[int] = frozenset()
 
 
 @dataclass
 class Spans:
-    """When, in positions of the base order, a storage is held by a selection: kept until `end`, or made again from
-    `start` to `end`."""
+    """When, in positions of the base order, a storage is held by a selection: kept until `end`, or made again, or
+    loaded, from `start` to `end`."""
 
     start: dict[int, int] = field(default_factory=dict)
     end: dict[int, int] = field(default_factory=dict)
@@ -40,7 +52,13 @@ class Candidates:
     in `takes`.
     """
 
-    def __init__(self, state: Scheduled, latency_s: Latency, turn: int) -> None:
+    def __init__(
+        self,
+        state: Scheduled,
+        latency_s: Latency,
+        turn: int,
+        transfer_s: Callable[[int], float] | None = None,
+    ) -> None:
         self.state, self.turn = state, turn
         flat, position, nodes = state.flat, state.position, state.flat.graph.nodes
         made = [s for s, maker in enumerate(flat.maker) if 0 <= position[maker] <= turn and s not in flat.kept]
@@ -71,6 +89,21 @@ class Candidates:
             for storage in self.takes[node]:
                 self.users[storage].append(node)
         self.latency_s = {node: latency_s(node) for node in self.takes}
+        self.transfers_s: dict[int, float] = {}
+        if transfer_s is not None:
+            self.transfers_s = {s: transfer_s(self.nbytes[s]) for s in made if self._may_wait_on_the_host(s)}
+        self.starts_s = [0.0, *accumulate(latency_s(node) for node in state.order)] if self.transfers_s else []
+
+    def _may_wait_on_the_host(self, storage: int) -> bool:
+        if self.last_late[storage] == NEVER or self.nbytes[storage] < SWAPPED_BYTES:
+            return False
+        graph = self.state.flat.graph
+        return graph.nodes[self.maker[storage]].op not in (SLICE, REGION) and swappable(graph, self.value_of[storage])
+
+    @cached_property
+    def value_of(self) -> Mapping[int, Value]:
+        """The value that owns each storage."""
+        return {storage: value for value, storage in self.state.flat.storage_of.items()}
 
     def _made_again(self, reads: Iterable[int], known: Collection[int]) -> bool:
         """Whether all that an operator reads is a candidate or handed back, and so there after the turn."""
@@ -89,7 +122,7 @@ class Candidates:
             starts = []
             for storage in self.makes[node]:
                 self._span(storage, chosen, need, spans)
-                wanted = storage not in chosen.kept or node not in chosen.again
+                wanted = storage not in chosen.kept | chosen.swapped or node not in chosen.again
                 if wanted and spans.start[storage] != NEVER:
                     starts.append(spans.start[storage])
             need[node] = min(starts, default=NEVER)
@@ -123,10 +156,33 @@ class Candidates:
         again = [s for s in self.storages if NEVER != spans.start[s] <= place <= spans.end[s]]
         return kept, again
 
+    def links(self) -> Iterator[tuple[list[int], float]]:
+        """Storages that must pass a link within some seconds, if they are swapped: to the host between an operator that
+        makes them and the turn; back between the turn and an operator that reads them."""
+        position = self.state.position
+        turn_s, end_s = self.starts_s[self.turn], self.starts_s[self.turn + 1]
+        made = sorted(self.transfers_s, key=lambda s: position[self.maker[s]])
+        for first in _milestones(len(made)):
+            since_s = self.starts_s[position[self.maker[made[first]]] + 1]
+            yield made[first:], max(turn_s - since_s, 0.0)
+        read = sorted(self.transfers_s, key=lambda s: self.first_late[s])
+        for last in _milestones(len(read)):
+            yield read[: last + 1], max(self.starts_s[self.first_late[read[last]]] - end_s, 0.0)
+
+    def swap_site(self, storage: int, graph: Graph) -> Site | None:
+        """Where `Swap` applies for a storage, to what became of the base's graph when what runs again was carried out;
+        None when nobody reads it late."""
+        position = self.state.position
+
+        def is_late(node: NodeId) -> bool:
+            return node >= len(position) or position[node] > self.turn or position[node] < 0
+
+        return late_site(graph, self.value_of[storage], is_late)
+
     def site(self, chosen: Selection) -> Site:
         """Where `Rematerialise` applies to make the base hold what is chosen; empty when nothing is dropped."""
         flat, graph, position = self.state.flat, self.state.flat.graph, self.state.position
-        dropped = {s for node in chosen.again for s in self.makes[node] if s not in chosen.kept}
+        dropped = {s for node in chosen.again for s in self.makes[node] if s not in chosen.kept | chosen.swapped}
         segment: set[NodeId] = set()
         readers = {n for s in dropped for n in flat.readers[s] if position[n] > self.turn}
         todo: list[NodeId] = sorted(readers)
@@ -147,3 +203,8 @@ class Candidates:
             root = flat.roots[value.node][value.output]
             if root is not None and flat.storage_of.get(root[0], RESIDENT) in storages:
                 yield value.node
+
+
+def _milestones(count: int) -> list[int]:
+    """Some places of a sequence of that length, all of a short one."""
+    return sorted({place * count // MILESTONES for place in range(MILESTONES)}) if count else []

@@ -8,6 +8,7 @@ from itertools import islice
 from magis.ir.graph import Call, NodeId
 from magis.rules.base import Site
 from magis.rules.remat import Rematerialise
+from magis.rules.swap import Swap
 from magis.search.candidates import Candidates, Selection, Spans
 from magis.search.objective import Objective
 from magis.search.selection import GAP, Moment, Solved, merged, moment_at, solve
@@ -90,7 +91,7 @@ def _around(
     """States of one turn: the first worst moment of the base."""
     live = base.scheduled.live
     turn = live.index(max(live)) if live else 0
-    given = Candidates(base.scheduled, base.latencies_s.__getitem__, turn)
+    given = Candidates(base.scheduled, base.latencies_s.__getitem__, turn, base.transfer_s)
     if not given.takes:
         return
     chosen = given.everything_kept()
@@ -101,7 +102,7 @@ def _around(
         if solved is None or solved.selection == chosen:
             return
         chosen = solved.selection
-        state = built(base, given.site(chosen), latency_s)
+        state = _carried_out(base, given, chosen, latency_s)
         if state is None:
             return
         yield state
@@ -158,6 +159,22 @@ def built(base: MState, where: Site, latency_s: Callable[[Call], float]) -> MSta
     return base.followed_by((Rematerialise.name, where), change, better, latency_s)
 
 
+def _carried_out(
+    base: MState, given: Candidates, chosen: Selection, latency_s: Callable[[Call], float]
+) -> MState | None:
+    """The base as a selection says; None when it keeps everything."""
+    state = built(base, given.site(chosen), latency_s) or base
+    swap = Swap()
+    for storage in sorted(chosen.swapped):
+        where = given.swap_site(storage, state.graph)
+        change = None if where is None else swap.apply(state.program, where)
+        if change is None or where is None:
+            continue
+        edited = state.scheduled.edited(change.program.graph, change.old_nodes, change.new_nodes)
+        state = state.followed_by((Swap.name, where), change, edited, latency_s)
+    return None if state is base else state
+
+
 def _worst(base: MState, given: Candidates, chosen: Selection, spans: Spans, state: MState) -> list[tuple[Key, Moment]]:
     """The worst moments of a built state, as the model counts them: by the next of the base's own operators, and by
     the operator that runs again at that moment, if one does."""
@@ -188,7 +205,8 @@ def _remember(moments: dict[Key, Moment], key: Key, new: Moment) -> None:
 
 def _originals(base: MState, state: MState) -> dict[NodeId, NodeId]:
     """For each copy that the last step of the history added, the operator of the base that it repeats."""
-    _, where = state.history[-1]
+    steps = state.history[len(base.history) :]
+    where = next((site for name, site in steps if name == Rematerialise.name), (0,))
     segment = {NodeId(n) for n in where[1 : where[0] + 1]}
     first = max(base.graph.nodes) + 1
     order = [node.id for node in base.graph.nodes_in_order() if node.id in segment]

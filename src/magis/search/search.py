@@ -15,6 +15,7 @@ from itertools import islice
 from magis.ir.graph import Call
 from magis.rules.base import Change, Rule
 from magis.rules.registry import rules
+from magis.rules.swap import Swap, Unswap
 from magis.schedule.arrange import SchedulingLimits
 from magis.schedule.dp import SearchLimits
 from magis.search.fission import STARTED, FissionSearch
@@ -35,6 +36,8 @@ WHOLE = 5000
 PATIENCE = 100
 """After so many states without a better one the search ends."""
 
+SWAPPING = (Swap.name, Unswap.name)
+"""Rules for states that may swap."""
 INTERRUPTED = "interrupted"
 """Why a search ended that Ctrl-C stopped."""
 Watch = Callable[["Found"], None]
@@ -210,7 +213,8 @@ class Search:
             state = heapq.heappop(self._queue).state
             self._seen.add(state.fingerprint.total)
             for name, rule in rules().items():
-                self._apply(name, rule, state)
+                if self._base.transfer_s is not None or name not in SWAPPING:
+                    self._apply(name, rule, state)
 
     def _apply(self, name: str, rule: Rule, state: MState) -> None:
         """Tries a rule's best sites on a state."""

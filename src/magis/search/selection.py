@@ -21,6 +21,7 @@ GAP = 1e-3
 NODES = 300
 """Most branch-and-bound nodes of one solution: the same end everywhere, unlike a time."""
 _MIB = 1 << 20
+_MILLI = 1e3
 _LESSER = 1e-3
 """Weight of what only decides between equals."""
 
@@ -75,6 +76,7 @@ class _Model:
         wanted = [s for s in given.storages if given.last_late[s] != NEVER or given.users[s]]
         self._kept = {s: solver.BoolVar(f"kept{s}") for s in wanted}
         self._again = {node: solver.BoolVar(f"again{node}") for node in given.takes}
+        self._swapped = {s: solver.BoolVar(f"swapped{s}") for s in given.transfers_s}
         for storage in wanted:
             if given.last_late[storage] != NEVER:
                 solver.Add(self._there(storage) >= 1)
@@ -82,6 +84,8 @@ class _Model:
             for storage in given.takes[node]:
                 solver.Add(self._there(storage) >= runs)
         self._seconds = sum(given.latency_s[n] * self._second * v for n, v in self._again.items())
+        for storages, seconds in given.links() if self._swapped else ():
+            solver.Add(sum(given.transfers_s[s] * _MILLI * self._swapped[s] for s in storages) <= seconds * _MILLI)
         self._peak = solver.NumVar(0, solver.infinity(), "peak")
         self._only_made: dict[int, Any] = {}
         for moment in moments:
@@ -89,7 +93,7 @@ class _Model:
 
     def _there(self, storage: int) -> Any:
         """How often a storage is there after the turn."""
-        return self._kept[storage] + self._again.get(self._given.maker[storage], 0)
+        return self._kept[storage] + self._again.get(self._given.maker[storage], 0) + self._swapped.get(storage, 0)
 
     def _bound(self, moment: Moment, spans: Spans) -> None:
         """The peak is at least what is live at a moment."""
@@ -97,6 +101,7 @@ class _Model:
         kept, again = given.held(moment.place, spans)
         live = [given.nbytes[s] / _MIB * self._kept[s] for s in kept if s in self._kept]
         live += [given.nbytes[s] / _MIB * self._made(s) for s in again if given.maker[s] in self._again]
+        live += [given.nbytes[s] / _MIB * self._swapped[s] for s in again if s in self._swapped]
         transients = moment.transient_bytes.items()
         live += [nbytes / _MIB * self._again[node] for node, nbytes in transients if node in self._again]
         fixed = (given.undecided_bytes(moment.place) + moment.more_bytes) / _MIB
@@ -122,7 +127,8 @@ class _Model:
         given, library = self._given, _library()
         most = (max(given.state.live, default=0) or 1) / _MIB
         share = self._peak * (1 / most)
-        kept = sum(given.nbytes[s] / _MIB / most * v for s, v in self._kept.items())
+        held = [*self._kept.items(), *self._swapped.items()]
+        kept = sum(given.nbytes[s] / _MIB / most * v for s, v in held)
         if latency_first:
             self._solver.Minimize(self._seconds + _LESSER * share + _LESSER**2 * kept)
         else:
@@ -137,8 +143,9 @@ class _Model:
             return None
         chosen = frozenset(s for s, v in self._kept.items() if v.solution_value() > 0.5)
         again = frozenset(n for n, v in self._again.items() if v.solution_value() > 0.5)
+        swapped = frozenset(s for s, v in self._swapped.items() if v.solution_value() > 0.5 and s not in chosen)
         seconds = sum(given.latency_s[n] for n in sorted(again))
-        return Solved(Selection(chosen, again), round(self._peak.solution_value() * _MIB), seconds)
+        return Solved(Selection(chosen, again, swapped), round(self._peak.solution_value() * _MIB), seconds)
 
 
 @cache
@@ -163,6 +170,7 @@ def moment_at(
     known = given.undecided_bytes(place)
     known += sum(given.nbytes[s] for s in kept if s in chosen.kept)
     known += sum(given.nbytes[s] for s in again if given.maker[s] in chosen.again and s not in chosen.kept)
+    known += sum(given.nbytes[s] for s in again if s in chosen.swapped)
     more = live_bytes - known
     if running_again is None or more <= 0:
         return Moment(place, more)

@@ -13,9 +13,12 @@ from magis.fission.region import check
 from magis.fission.tree import Fission, Program, sections
 from magis.ir.graph import Call, Graph, NodeId, Schedule
 from magis.rules.registry import rules
+from magis.rules.remat import Rematerialise
+from magis.rules.swap import Swap
 from magis.schedule.baseline import eager_order
 from magis.schedule.incremental import Scheduled
 from magis.search.state import MState, Step
+from magis.sim.links import no_transfer
 from magis.sim.region import region_cost
 
 Orders: TypeAlias = Mapping[NodeId, Schedule]
@@ -24,11 +27,13 @@ Orders: TypeAlias = Mapping[NodeId, Schedule]
 
 @dataclass(frozen=True)
 class Prices:
-    """What operators cost, those that stand for regions included, and how types of resized calls are inferred."""
+    """What operators cost, those that stand for regions included, and how types of resized calls are inferred;
+    `transfer_s`: see `MState`."""
 
     call_latency_s: Callable[[Call], float]
     call_workspace_bytes: Callable[[Call], int]
     infer: Infer
+    transfer_s: Callable[[int], float] | None = None
 
     def latency_s(self, call: Call) -> float:
         """Seconds of a call."""
@@ -102,11 +107,17 @@ class Splitter:
         small = contracted(graph, regions)
         order = top if top is not None and set(top) == small.nodes.keys() else eager_order(small)
         scheduled = Scheduled.of(small, order, self.prices.workspace_bytes)
-        return SplitState(program, kept, costs, MState.of(scheduled, self.prices.latency_s), history)
+        return SplitState(program, kept, costs, self._mstate(scheduled), history)
 
     def _cost(self, region: Fission, scope: Scope, order: Schedule) -> RegionCost:
         prices = self.prices
-        return region_cost(region, scope, order, prices.call_latency_s, prices.call_workspace_bytes, prices.infer)
+        transfer_s = prices.transfer_s or no_transfer
+        return region_cost(
+            region, scope, order, prices.call_latency_s, prices.call_workspace_bytes, prices.infer, transfer_s
+        )
+
+    def _mstate(self, scheduled: Scheduled) -> MState:
+        return MState.of(scheduled, self.prices.latency_s, self.prices.transfer_s)
 
     def body(self, state: SplitState, region: Fission) -> MState:
         """A region's largest part as a state of its own."""
@@ -121,9 +132,7 @@ class Splitter:
         rank = {node: i for i, node in enumerate(order)}
         first = {min(child.region): min(rank[n] for n in child.region) for child in region.children}
         places = rank | first
-        return MState.of(
-            Scheduled.of(small, _body_order(small, places), self.prices.workspace_bytes), self.prices.latency_s
-        )
+        return self._mstate(Scheduled.of(small, _body_order(small, places), self.prices.workspace_bytes))
 
     def _inner_cost(
         self, child: Fission, inside: Scope, found: Part, parent: Fission, order: Sequence[NodeId]
@@ -242,6 +251,7 @@ class _Transplant:
             inverse = {original: copy for copy, original in there.copies.items()}
             for copy, original in change.copies.items():
                 self.flat[copy] = inverse[self.flat.get(original, original)]
+            self.flat.update(zip(change.added, there.added))
             small, self.program = change.program, there.program
             self.steps.append((name, where))
         return self
@@ -249,17 +259,16 @@ class _Transplant:
     def _site(self, name: str, site: tuple[int, ...], graph: Graph) -> tuple[int, ...]:
         """The site in the program: copies by their numbers there; an operator that stands for a region, as a reader,
         is all its nodes that read."""
-        if name != "recompute":
+        if name not in (Rematerialise.name, Swap.name):
             return tuple(self.flat.get(NodeId(n), NodeId(n)) for n in site)
-        count = site[0]
-        segment = {NodeId(n) for n in site[1 : count + 1]}
-        there = sorted(self.flat.get(n, n) for n in segment)
-        readers: set[NodeId] = set()
-        for number in map(NodeId, site[count + 1 :]):
-            if graph.nodes[number].op == REGION:
-                raise CannotSplitError("a region reads what is computed again")
-            readers.add(self.flat.get(number, number))
-        return (count, *there, *sorted(readers))
+        first = 1 if name == Rematerialise.name else 3
+        count, *rest = site
+        value = [self.flat.get(NodeId(rest[0]), rest[0]), rest[1]] if name == Swap.name else []
+        nodes, readers = site[first : count + first], site[count + first :]
+        if any(graph.nodes[NodeId(n)].op == REGION for n in readers):
+            raise CannotSplitError("a region reads what is computed again or loaded")
+        there, reading = (sorted(self.flat.get(n, n) for n in map(NodeId, each)) for each in (nodes, readers))
+        return (count, *value, *there, *reading)
 
 
 def replaced(program: Program, old: Fission, new: Fission) -> Program:

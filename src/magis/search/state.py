@@ -13,6 +13,8 @@ from magis.ir.fingerprint import Fingerprint, fingerprint, update_fingerprint
 from magis.ir.graph import Call, Graph, NodeId, Schedule
 from magis.rules.base import Change, Site
 from magis.schedule.incremental import Scheduled
+from magis.schedule.transfers import with_placed_transfers
+from magis.sim.links import stalls_s, swaps
 
 Step = tuple[str, Site]
 """A rule's name and the site where it was applied."""
@@ -40,17 +42,25 @@ class Solution(Protocol):
 @dataclass(frozen=True, eq=False)
 class MState:
     """A scheduled program. `latencies_s` has the seconds of each operator; `history` leads from the captured step
-    to this program."""
+    to this program. `transfer_s` gives the seconds of a copy of so many bytes to the host or back; None: there is no
+    host memory to swap to."""
 
     scheduled: Scheduled
     latencies_s: Mapping[NodeId, float]
     history: tuple[Step, ...] = ()
+    transfer_s: Callable[[int], float] | None = None
 
     @classmethod
-    def of(cls, scheduled: Scheduled, latency_s: Callable[[Call], float]) -> MState:
+    def of(
+        cls,
+        scheduled: Scheduled,
+        latency_s: Callable[[Call], float],
+        transfer_s: Callable[[int], float] | None = None,
+    ) -> MState:
         """A state without a history."""
         graph = scheduled.flat.graph
-        return cls(scheduled, {node: latency_s(graph.call(graph.nodes[node])) for node in scheduled.order})
+        latencies_s = {node: latency_s(graph.call(graph.nodes[node])) for node in scheduled.order}
+        return cls(scheduled, latencies_s, transfer_s=transfer_s)
 
     @property
     def graph(self) -> Graph:
@@ -74,8 +84,12 @@ class MState:
 
     @cached_property
     def latency_s(self) -> float:
-        """Seconds of all operators."""
-        return fsum(self.latencies_s[node] for node in self.scheduled.order)
+        """Seconds of all operators, and of all waits for transfers."""
+        order = self.scheduled.order
+        seconds = [self.latencies_s[node] for node in order]
+        if self.transfer_s is not None and swaps(self.graph):
+            seconds += stalls_s(self.graph, order, self.latencies_s, self.transfer_s)
+        return fsum(seconds)
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
@@ -99,4 +113,6 @@ class MState:
                 latencies.pop(node, None)
         for node in change.new_nodes:
             latencies[node] = latency_s(graph.call(graph.nodes[node]))
-        return MState(scheduled, latencies, (*self.history, step))
+        if self.transfer_s is not None and swaps(graph):
+            scheduled = with_placed_transfers(scheduled, latencies, self.transfer_s)
+        return MState(scheduled, latencies, (*self.history, step), self.transfer_s)

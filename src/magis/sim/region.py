@@ -13,6 +13,7 @@ from magis.fission.tree import Fission
 from magis.ir.graph import Call, NodeId, TensorSpec, Value
 from magis.lower.regions import lower_region
 from magis.lower.routine import Register, Routine
+from magis.sim.links import no_transfer
 from magis.sim.timeline import Walk
 
 
@@ -23,6 +24,7 @@ def region_cost(
     latency_s: Callable[[Call], float],
     workspace_bytes: Callable[[Call], int],
     infer: Infer,
+    transfer_s: Callable[[int], float] = no_transfer,
 ) -> RegionCost:
     """The cost of a region whose nodes run in `order`. Raises CannotSplitError."""
     border = boundary(scope.graph, fission.region)
@@ -48,7 +50,7 @@ def region_cost(
         output_names=tuple(str(value) for value in results),
         values=values,
     )
-    walk = Walk(routine, workspace_bytes, latency_s)
+    walk = Walk(routine, workspace_bytes, latency_s, transfer_s)
     kept = sum(scope.spec(value).nbytes for value in border.outputs)
     return RegionCost(walk.timeline().peak_bytes - kept, fsum(walk.latencies))
 

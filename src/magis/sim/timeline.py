@@ -15,12 +15,16 @@ from magis.lower.routine import (
     Compute,
     Free,
     Instruction,
+    Load,
     Loop,
     Register,
     Routine,
     Slice,
+    Store,
+    Wait,
     Write,
 )
+from magis.sim.links import Links, no_transfer
 
 
 def no_workspace(call: Call) -> int:
@@ -51,6 +55,7 @@ class Timeline:
 
     `live_bytes[i]` is everything live while step i runs: residents, its inputs and outputs, its workspace.
     `nodes[i]` is the graph node it runs, None for a loop's copies and sums; `repeats[i]` how often it runs.
+    `host_peak_bytes` is the most that is swapped out at a time.
     """
 
     resident_bytes: int
@@ -58,6 +63,7 @@ class Timeline:
     nodes: tuple[NodeId | None, ...]
     repeats: tuple[int, ...]
     lifetimes: tuple[Lifetime, ...]
+    host_peak_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -95,10 +101,14 @@ class Walk:
         routine: Routine,
         workspace_bytes: Callable[[Call], int],
         latency_s: Callable[[Call], float],
+        transfer_s: Callable[[int], float] = no_transfer,
     ) -> None:
         self.workspace_bytes = workspace_bytes
         self.latency_s = latency_s
-        self.latencies: list[float] = []  # of every launch, in order, loops unrolled
+        self.latencies: list[float] = []  # of every launch and wait, in order, loops unrolled
+        self._links = Links(transfer_s)
+        self._host: dict[Register, int] = {}
+        self._host_peak_bytes = 0
         self._values = routine.values
         self._resident_bytes = routine.resident_bytes
         self._live = self._resident_bytes
@@ -131,6 +141,7 @@ class Walk:
             tuple(self._nodes),
             tuple(self._repeats),
             lifetimes,
+            self._host_peak_bytes,
         )
 
     def _run(self, body: Iterable[Instruction]) -> None:
@@ -142,6 +153,9 @@ class Walk:
             Slice: self._other,
             Write: self._other,
             Accumulate: self._other,
+            Store: self._store,
+            Load: self._load,
+            Wait: self._wait,
         }
         for instruction in body:
             handlers[type(instruction)](instruction)
@@ -162,7 +176,33 @@ class Walk:
         self._live_bytes.append(self._live + self.workspace_bytes(call))
         self._nodes.append(instruction.node)
         self._repeats.append(self._times)
-        self.latencies.append(self.latency_s(call))
+        self._took(self.latency_s(call))
+
+    def _took(self, seconds: float) -> None:
+        self.latencies.append(seconds)
+        self._links.run(seconds)
+
+    def _store(self, store: Store) -> None:
+        self._specs[store.register] = store.spec
+        self._host[store.register] = store.spec.nbytes
+        self._host_peak_bytes = max(self._host_peak_bytes, sum(self._host.values()))
+        self._links.store(store.register, store.spec.nbytes)
+        self._step(store.node)
+
+    def _load(self, load: Load) -> None:
+        self._specs[load.register] = load.spec
+        self._new(load.register, load.spec.storage_bytes)
+        self._links.load(load.register, load.spec.nbytes)
+        self._step(load.node)
+
+    def _wait(self, wait: Wait) -> None:
+        self.latencies.append(self._links.wait(wait.register))
+        self._step(None)
+
+    def _step(self, node: NodeId | None) -> None:
+        self._live_bytes.append(self._live)
+        self._nodes.append(node)
+        self._repeats.append(self._times)
 
     def _other(self, instruction: Allocate | Slice | Write | Accumulate) -> None:
         call = launched(instruction, self._specs)
@@ -178,7 +218,7 @@ class Walk:
         self._nodes.append(None)
         self._repeats.append(self._times)
         if call is not None:
-            self.latencies.append(self.latency_s(call))
+            self._took(self.latency_s(call))
 
     def _new(self, register: Register, nbytes: int) -> None:
         self._storage[register] = len(self._owner)
@@ -192,6 +232,9 @@ class Walk:
     def _free(self, instruction: Free) -> None:
         counts = self._registers
         for register in instruction.registers:
+            if register in self._host:
+                del self._host[register]
+                continue
             place = self._storage.pop(register)
             counts[place] -= 1
             if not counts[place]:
@@ -200,8 +243,29 @@ class Walk:
 
     def _loop(self, loop: Loop) -> None:
         """Walks one part: a body frees what it makes, so every part meets the same memory."""
-        before = len(self.latencies)
+        before, began, idle = len(self.latencies), self._links.now, self._links.idle
         self._times *= loop.parts
         self._run(loop.body)
+        if idle or not _transfers(loop.body):
+            self.latencies.extend(self.latencies[before:] * (loop.parts - 1))
+            self._links.now += (self._links.now - began) * (loop.parts - 1)
+        else:
+            for _ in range(loop.parts - 1):
+                self._again(loop.body)
         self._times //= loop.parts
-        self.latencies.extend(self.latencies[before:] * (loop.parts - 1))
+
+    def _again(self, body: Iterable[Instruction]) -> None:
+        """Another part, which waits for other transfers; its steps are known."""
+        lists: list[list[Any]] = [self._live_bytes, self._nodes, self._repeats]
+        lists += [self._owner, self._nbytes, self._registers, self._first, self._last]
+        lengths = [len(each) for each in lists]
+        self._run(body)
+        for each, length in zip(lists, lengths):
+            del each[length:]
+
+
+def _transfers(body: Iterable[Instruction]) -> bool:
+    return any(
+        isinstance(instruction, Store) or (isinstance(instruction, Loop) and _transfers(instruction.body))
+        for instruction in body
+    )
