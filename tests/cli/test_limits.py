@@ -42,6 +42,8 @@ def test_a_memory_limit_is_met(magis: Magis, deep: str) -> None:
         "parts",
         "recompute",
         "split",
+        "stay",
+        "swap",
     }
     assert "eager" in [start["name"] for start in found["search"]["starts"]]
 

@@ -28,10 +28,12 @@ from magis.rules.split import fitting, split
 from magis.rules.swap import Swap, late_site, swappable
 from magis.schedule.baseline import eager_order
 from magis.search.splitting import Prices, Splitter
+from magis.sim.links import Host
 from magis.sim.simulate import simulate
 from magis.sim.timeline import no_latency, no_workspace
 
-PRICES = Prices(no_latency, no_workspace, infer, lambda nbytes: 1e-6)
+HOST = Host(lambda nbytes: 1e-6)
+PRICES = Prices(no_latency, no_workspace, infer, HOST)
 CLOSE = 1e-9
 """Largest difference of float64 results, as a share of a result's largest number (or of 1, if that is more)."""
 EPSILON = {torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
@@ -158,8 +160,8 @@ def check_split(recorded: Recorded, found: Split, exact: list[torch.Tensor] | No
     routine = found.routine()
     verify_routine(routine)
     assert any(isinstance(instruction, Loop) for instruction in routine.body)
-    estimate = simulate(routine, no_latency, transfer_s=PRICES.transfer_s)
-    assert estimate == simulate(expand(routine), no_latency, transfer_s=PRICES.transfer_s), (
+    estimate = simulate(routine, no_latency, transfer_s=HOST.transfer_s)
+    assert estimate == simulate(expand(routine), no_latency, transfer_s=HOST.transfer_s), (
         "a loop differs from itself unrolled"
     )
     results, peak = _run(routine, recorded)

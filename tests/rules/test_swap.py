@@ -29,6 +29,7 @@ from magis.rules.base import Change
 from magis.rules.swap import Swap, Unswap, late_site, swap_site, swappable
 from magis.schedule.incremental import Scheduled
 from magis.search.state import MState
+from magis.sim.links import Host
 from magis.sim.simulate import simulate
 
 RULE, UNDO = Swap(), Unswap()
@@ -63,7 +64,7 @@ def second(call: Call) -> float:
 
 def state_of(graph: Graph, order: Schedule, transfer_s: float) -> MState:
     """A state in which every copy takes so long; placed."""
-    plain = MState.of(Scheduled.of(graph, order), second, lambda nbytes: transfer_s)
+    plain = MState.of(Scheduled.of(graph, order), second, Host(lambda nbytes: transfer_s))
     return plain.followed_by(("swap", ()), Change(Program(graph), frozenset(), frozenset()), plain.scheduled, second)
 
 
@@ -126,7 +127,9 @@ def random_swap(graph: Graph, chosen: random.Random) -> Change | None:
 @settings(deadline=None, max_examples=80)
 def test_results_stay_bit_by_bit_and_predictions_hold(tmp_path_factory, program, seed, transfer_s) -> None:
     chosen = random.Random(seed)
-    state = MState.of(Scheduled.of(program.graph, topological_order(program.graph)), second, lambda nbytes: transfer_s)
+    state = MState.of(
+        Scheduled.of(program.graph, topological_order(program.graph)), second, Host(lambda nbytes: transfer_s)
+    )
     for _ in range(4):
         change = random_swap(state.graph, chosen)
         if change is not None:
@@ -186,10 +189,12 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         file.store(torch.randn(10))
 
 
-def test_on_a_cpu_a_folder_is_needed() -> None:
+def test_without_a_folder_a_cpu_swaps_in_memory() -> None:
     graph = swapped(chain(), 1, 2).program.graph
-    with pytest.raises(UsageError, match="--swap-dir"):
-        compile_routine(lower(Program(graph), topological_order(graph)))
+    inputs = [torch.randn(64, 64)]
+    ours = compile_routine(lower(Program(graph), topological_order(graph)))(list(inputs))
+    theirs = compile_routine(lower(Program(chain()), topological_order(chain())))(list(inputs))
+    assert torch.equal(ours[0], theirs[0])
 
 
 def test_sites_are_what_waits_largest_first() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from magis.api.limits import host_bytes
 from magis.cost.device import MODEL_VERSION
 from magis.cost.device import device as device_spec
 from magis.cost.model import AnalyticCost, Source
 from magis.ir.graph import Call
+from magis.sim.links import HOST_MEMORY_BYTES, Host
 
 if TYPE_CHECKING:
     from magis.cost.measured import MeasuredCost
@@ -29,10 +32,13 @@ def silent(message: str) -> None:
 
 class Costs:
     """Costs on a device by name: "cpu" (this machine, one thread, measured), a preset or a `.toml` file
-    (simulated). `words` says on what they rest; for measured ones it is known after `prepare`."""
+    (simulated). `words` says on what they rest; for measured ones it is known after `prepare`. `host` is the memory
+    to swap to: on a CPU there is some only with `swap_dir`, a folder whose speed is measured."""
 
-    def __init__(self, device: str) -> None:
-        """Raises UsageError, in one line, for an unknown device or a damaged device file."""
+    def __init__(self, device: str, swap_dir: Path | None = None, host_memory: int | str | None = None) -> None:
+        """Raises UsageError, in one line, for an unknown device or a damaged device file, and for a folder or a size
+        that nothing can be swapped to."""
+        memory_bytes = HOST_MEMORY_BYTES if host_memory is None else host_bytes(host_memory)
         self._model: AnalyticCost | MeasuredCost
         self._left_s = MEASURING_S
         if device == "cpu":
@@ -41,10 +47,16 @@ class Costs:
             with _one_thread():
                 self._model = measured_cost(device)
             self.device, self.words = device, "measured"
+            if swap_dir is not None:
+                from magis.backend.swapping import link_bytes_per_s
+
+                self._model.link_bytes_per_s = link_bytes_per_s(swap_dir)
         else:
             spec = device_spec(device)
             self._model = AnalyticCost(spec)
             self.device, self.words = spec.name, f"simulated by device model v{MODEL_VERSION}"
+        there = device != "cpu" or swap_dir is not None
+        self.host = Host(self._model.transfer_s, memory_bytes) if there else None
 
     @property
     def source(self) -> Source:
@@ -76,9 +88,10 @@ class Costs:
         return self._model.table_hash()
 
 
-def cost_model(device: str) -> Costs:
-    """The costs on a device. Raises UsageError, in one line, for an unknown device or a damaged device file."""
-    return Costs(device)
+def cost_model(device: str, swap_dir: Path | None = None, host_memory: int | str | None = None) -> Costs:
+    """The costs on a device, see `Costs`. Raises UsageError, in one line, for an unknown device or a damaged device
+    file, and for a folder or a size that nothing can be swapped to."""
+    return Costs(device, swap_dir, host_memory)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from magis.api.lowering import lowered
@@ -19,6 +20,7 @@ from magis.ir.structure import order_violation
 from magis.ir.text import parse_graph
 from magis.lower.routine import Routine
 from magis.ops.registry import rules
+from magis.ops.swap import LOAD, STORE
 from magis.search.replay import replay
 
 if TYPE_CHECKING:
@@ -42,11 +44,13 @@ class Instance:
         """The program as instructions."""
         return lowered(self.program, self.schedule)
 
-    def compile(self) -> CompiledStep:
-        """The program as a Python function."""
+    def compile(self, swap_dir: Path | None = None) -> CompiledStep:
+        """The program as a Python function. What it swaps goes to a file in `swap_dir`, else to the device's host
+        memory. Raises UsageError for a folder that cannot be written."""
         from magis.backend.runtime import compile_routine
+        from magis.backend.swapping import SwapFile
 
-        return compile_routine(self.routine())
+        return compile_routine(self.routine(), None if swap_dir is None else SwapFile(swap_dir))
 
     def workload(self) -> Workload:
         """Model and batch with real tensors."""
@@ -97,7 +101,8 @@ def _check_operators(graph: Graph, captured: Graph) -> None:
             continue
         if node.op not in known:
             raise PlanError(f"the plan uses {node.op}, which neither the model nor magis does: plan again")
-        if overload(node.op)._schema.is_mutable != node.writes:
+        mutable = node.op not in (STORE, LOAD) and overload(node.op)._schema.is_mutable
+        if mutable != node.writes:
             raise PlanError(f"the plan hides or invents an in-place write (%{node.id}, {node.op}): plan again")
 
 

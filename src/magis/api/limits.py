@@ -106,6 +106,14 @@ def _parsed(text: str) -> tuple[int | None, float | None]:
     return int(nbytes), None
 
 
+def host_bytes(memory: int | str) -> int:
+    """How much may be swapped out at a time: bytes, or a size such as "64GiB". Raises UsageError for anything else."""
+    nbytes, share = _parsed(memory) if isinstance(memory, str) else (memory, None)
+    if share is not None or nbytes is None or nbytes < 0:
+        raise UsageError(f"{memory} is no size of host memory: pass bytes, or a size such as 64GiB; 0 swaps nothing")
+    return nbytes
+
+
 def budget(seconds: float | None = BUDGET_S, iterations: int | None = None) -> Budget:
     """Checks a search budget. Raises UsageError for a negative or endless one."""
     if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from magis.api.planning import Planned, plan_step
 from magis.api.pytorch import check_torch
 from magis.api.units import human_bytes, human_percent
 from magis.backend.runtime import CompiledStep, compile_routine
+from magis.backend.swapping import SwapFile
 from magis.capture.capture import Captured, capture
 from magis.capture.workload import Workload, flatten_batch, workload
 from magis.errors import CaptureError, InfeasibleError, UsageError
@@ -52,12 +54,15 @@ def optimize(
     device: str = "cpu",
     strict: bool = True,
     progress: Progress | None = None,
+    swap_dir: Path | None = None,
+    host_memory: int | str | None = None,
 ) -> OptimizedStep:
     """Plans the step `loss_fn(model, batch)` within limits and returns it as a function of the batch.
 
     `max_slowdown` is a factor of eager's time; `memory_limit` is bytes, a size such as "8GiB", or a share of eager's
     peak (0.4 or "40%"). Without `loss_fn` the step is the inference call `model(batch)`. The model stays as it is.
-    `device` says what operators cost: "cpu" (measured), or a preset that is like the model's GPU.
+    `device` says what operators cost: "cpu" (measured), or a preset that is like the model's GPU. At most `host_memory`
+    (bytes or a size) is swapped out at a time; on a CPU nothing is without `swap_dir`, a folder for a file.
 
     Raises UsageError for limits that nothing can keep to, CaptureError when the step cannot be captured, and
     InfeasibleError when no plan within the limits is known; with `strict=False` that is a warning."""
@@ -70,7 +75,8 @@ def optimize(
         raise UsageError("the model is on the meta device, where it has no weights to train: build it without")
     if place != "cpu" and device == "cpu":
         raise UsageError(f"the model is on {place}: pass device= with a preset that is like it (`magis devices`)")
-    return OptimizedStep(given, wanted, allowed, cost_model(device), strict, progress or _shown())
+    costs = cost_model(device, swap_dir, host_memory)
+    return OptimizedStep(given, wanted, allowed, costs, strict, progress or _shown(), swap_dir)
 
 
 def _inner(model: torch.nn.Module) -> torch.nn.Module:
@@ -120,8 +126,16 @@ class OptimizedStep:
     for when it is first seen, within the same limits."""
 
     def __init__(
-        self, given: Workload, limits: Limits, budget: Budget, costs: Costs, strict: bool, progress: Progress
+        self,
+        given: Workload,
+        limits: Limits,
+        budget: Budget,
+        costs: Costs,
+        strict: bool,
+        progress: Progress,
+        swap_dir: Path | None = None,
     ) -> None:
+        self._transfers = None if swap_dir is None else SwapFile(swap_dir)
         self._given, self._asked, self._limits, self._budget = given, limits, limits, budget
         self._costs, self._strict, self._progress = costs, strict, progress
         self._plans: OrderedDict[_Situation, _Ready] = OrderedDict()
@@ -207,7 +221,7 @@ class OptimizedStep:
         self._progress("")
         if not planned.met:
             self._miss(planned)
-        compiled = compile_routine(lowered(planned.program, planned.schedule))
+        compiled = compile_routine(lowered(planned.program, planned.schedule), self._transfers)
         return _Ready(captured, planned, compiled, _shared(planned.program.graph), _writes_batch(graph))
 
     def _capture(self, given: Workload) -> Captured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -158,14 +159,17 @@ def make_plan(
     limits: Limits = NO_LIMITS,
     budget: Budget = DEFAULT_BUDGET,
     splits: Splits = NO_SPLITS,
+    swap_dir: Path | None = None,
+    host_memory: int | str | None = None,
 ) -> Plan:
     """Plans a step within limits. Without any, the plan is the captured step itself, in eager's order; with `splits`
     that ask for regions, it is the step with exactly these.
 
     `device` is "cpu" (operators are measured, at first use up to a minute), a preset or a `.toml` file. A plan that
-    misses its limits is the best that was found, with `met` false.
-    Raises UsageError for an unknown device or model, CaptureError when the step cannot be captured."""
-    costs = cost_model(device)
+    misses its limits is the best that was found, with `met` false. At most `host_memory` (bytes or a size) is swapped
+    out at a time; on a CPU nothing is without `swap_dir`, a folder for a file.
+    Raises UsageError for an unknown device, model or folder, CaptureError when the step cannot be captured."""
+    costs = cost_model(device, swap_dir, host_memory)
     progress(f"capturing {source.reference}")
     captured = source.capture()
     planned = plan_step(captured.graph, captured.schedule, costs, limits, budget, progress, splits)
@@ -221,6 +225,8 @@ def plan(
     iterations: int | None = None,
     split: Sequence[str] = (),
     accumulate: str = "float32",
+    swap_dir: Path | None = None,
+    host_memory: int | str | None = None,
 ) -> Plan:
     """Plans a model by reference: a zoo name, `file.py:factory` or `package.module:factory`.
 
@@ -228,12 +234,20 @@ def plan(
     peak (0.4 or "40%"). Without `budget_s` and `iterations` the search goes on until nothing better is in sight.
     `split` asks for regions, such as "batch=4" or "heads=2@encoder.layer.0", each inside those before it where they
     overlap: the plan has exactly these. `accumulate` is the type in which sums of half-precision parts are kept:
-    "float32" or "same".
+    "float32" or "same". `swap_dir`, `host_memory`: see `make_plan`.
     Raises UsageError for limits that nothing can keep to, and what `make_plan` raises."""
     sizes = {"batch": batch, "seq": seq, "image": image}
     wanted = check_limits(max_slowdown, memory_limit)
     allowed, cut = check_budget(budget_s, iterations), check_splits(split, accumulate)
-    return make_plan(resolve(model, sizes, seed), device, limits=wanted, budget=allowed, splits=cut)
+    return make_plan(
+        resolve(model, sizes, seed),
+        device,
+        limits=wanted,
+        budget=allowed,
+        splits=cut,
+        swap_dir=swap_dir,
+        host_memory=host_memory,
+    )
 
 
 def program_hash(plan: Plan) -> str:

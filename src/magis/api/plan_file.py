@@ -24,6 +24,7 @@ from magis.ir.text import parse_graph, print_spec
 from magis.ir.verify import verify
 from magis.lower.launches import launches
 from magis.lower.routine import Routine
+from magis.ops.swap import LOAD, STORE
 
 if TYPE_CHECKING:
     from magis.capture.capture import Captured
@@ -180,7 +181,7 @@ def _check_operators(graph: Graph) -> None:
 
     check_torch()
     for op in {node.op for node in graph.nodes.values() if not node.is_input}:
-        if not isinstance(overload(op), torch._ops.OpOverload):
+        if op not in (STORE, LOAD) and not isinstance(overload(op), torch._ops.OpOverload):
             raise PlanError(f"{op} is no operator of PyTorch")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isclose
 
@@ -66,7 +65,7 @@ def plan_step(
     routine = lower(Program(graph), schedule)
     costs.prepare((call for call, _ in launches(routine)), progress)
     baseline = simulate(routine, costs.latency_s, costs.workspace_bytes)
-    base = MState.of(Scheduled.of(graph, schedule, costs.workspace_bytes), costs.latency_s, _transfer_s(costs))
+    base = MState.of(Scheduled.of(graph, schedule, costs.workspace_bytes), costs.latency_s, costs.host)
     objective = _objective(limits, baseline)
     if splits.wanted:
         found = _by_hand(base, objective, costs, splits, progress)
@@ -136,18 +135,13 @@ def _repriced(best: Solution, costs: Costs, splitter: Splitter) -> Solution:
     if isinstance(best, SplitState):
         return splitter.state(best.program, best.history, best.orders, best.top.schedule)
     scheduled = Scheduled.of(best.program.graph, best.schedule, costs.workspace_bytes)
-    return replace(MState.of(scheduled, costs.latency_s, _transfer_s(costs)), history=best.history)
+    return replace(MState.of(scheduled, costs.latency_s, costs.host), history=best.history)
 
 
 def _splitter(costs: Costs, wide: bool) -> Splitter:
     from magis.aten.infer import infer
 
-    return Splitter(Prices(costs.latency_s, costs.workspace_bytes, infer, _transfer_s(costs)), wide)
-
-
-def _transfer_s(costs: Costs) -> Callable[[int], float] | None:
-    """Seconds of a copy to the host, where there is one to swap to."""
-    return costs.transfer_s if costs.source == "simulated" else None
+    return Splitter(Prices(costs.latency_s, costs.workspace_bytes, infer, costs.host), wide)
 
 
 def _search(

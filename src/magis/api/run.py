@@ -192,9 +192,10 @@ def run_plan(
     check: bool = True,
     progress: Progress = lambda _: None,
     beside: Sequence[str] = (),
+    swap_dir: Path | None = None,
 ) -> RunReport:
     """Runs `pairs` rounds of steps, in each one of eager, of the plan and of every method in `beside` (`steps`
-    overrides their number). Methods are `checkpoint` and `micro:K`.
+    overrides their number). Methods are `checkpoint` and `micro:K`. What the plan swaps goes to a file in `swap_dir`.
 
     Raises PlanError when the plan does not fit its model, UsageError when it cannot run on this machine."""
     if plan.device != "cpu" and plan.latency_source == "measured":
@@ -214,7 +215,7 @@ def run_plan(
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="magis-"))
         path = Path(folder) / "run.plan.json"
         save_plan(plan, path)
-        sides = [_Side(stack.enter_context(Worker(kind, path, batch))) for kind in (EAGER, *methods, PLAN)]
+        sides = [_Side(stack.enter_context(Worker(kind, path, batch, swap_dir))) for kind in (EAGER, *methods, PLAN)]
         progress("building all sides")
         for side in sides:
             side.build()

@@ -40,12 +40,21 @@ class WorkerError(MagisError):
 class Worker:
     """A worker process, as its parent sees it."""
 
-    def __init__(self, kind: str, plan: Path, batch: int) -> None:
+    def __init__(self, kind: str, plan: Path, batch: int, swap_dir: Path | None = None) -> None:
         self.kind = kind
         self.remedy = "none"
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "magis.api.worker", kind, str(plan), str(batch)],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "magis.api.worker",
+                kind,
+                str(plan),
+                str(batch),
+                *([] if swap_dir is None else [str(swap_dir)]),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -95,7 +104,7 @@ class Worker:
 class Side:
     """One side of a run: a real workload, its step, and a snapshot that every step starts from."""
 
-    def __init__(self, kind: str, plan_path: Path, batch: int | None) -> None:
+    def __init__(self, kind: str, plan_path: Path, batch: int | None, swap_dir: Path | None) -> None:
         import torch
 
         from magis.api.eager import EagerStep, Snapshot, written_tensors
@@ -111,7 +120,7 @@ class Side:
         state = self.instance.state(self.workload)
         self.snapshot = Snapshot(written_tensors(self.workload, state))
         self.residents = self.instance.captured.bind(self.workload)
-        self.compiled = self.instance.compile() if kind == PLAN else None
+        self.compiled = self.instance.compile(swap_dir) if kind == PLAN else None
         self.by_hand = self.eager if kind in (EAGER, PLAN) else rival_step(kind, self.workload)
         self.kind = kind
 
@@ -186,10 +195,17 @@ class Side:
         return asdict(deviation(self.kind, self.workload, self.instance.captured, self.prepare))
 
 
-def serve(kind: str, plan_path: Path, batch: int | None, remedy: str, answer: Callable[[dict[str, Any]], None]) -> None:
+def serve(
+    kind: str,
+    plan_path: Path,
+    batch: int | None,
+    remedy: str,
+    answer: Callable[[dict[str, Any]], None],
+    swap_dir: Path | None = None,
+) -> None:
     """Answers the requests on stdin until it ends. Errors are answered as {"error": line}."""
     try:
-        side = Side(kind, plan_path, batch)
+        side = Side(kind, plan_path, batch, swap_dir)
         answer({"ready": True, "remedy": remedy})
         for line in sys.stdin:
             answer(getattr(side, json.loads(line)["do"])())
@@ -215,7 +231,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """`python -m magis.api.worker KIND PLAN [BATCH]`."""
+    """`python -m magis.api.worker KIND PLAN [BATCH [SWAP_DIR]]`."""
     _end_with_parent()
     kind, plan_path, *rest = sys.argv[1:]
     protocol = os.fdopen(os.dup(1), "w", buffering=1)
@@ -225,13 +241,14 @@ def main() -> None:
         protocol.write(json.dumps(message) + "\n")
 
     batch = int(rest[0]) if rest else None
+    swap_dir = Path(rest[1]) if len(rest) > 1 else None
     if kind != PLAN:
         serve(kind, Path(plan_path), batch, "none", answer)
         return
     from magis.backend.resident import follow_live
 
     with follow_live() as remedy:
-        serve(kind, Path(plan_path), batch, remedy.description, answer)
+        serve(kind, Path(plan_path), batch, remedy.description, answer, swap_dir)
 
 
 if __name__ == "__main__":

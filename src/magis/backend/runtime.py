@@ -69,8 +69,8 @@ class _Located:
 
 def compile_routine(routine: Routine, transfers: Transfers | None = None) -> CompiledStep:
     """The routine as a function; `transfers` carry out its swapping, by default those of its device. Raises PlanError
-    for operators or arguments that this PyTorch does not have, InvalidGraphError for a routine that is not well-formed,
-    UsageError when it swaps on a CPU and no `transfers` are given."""
+    for operators or arguments that this PyTorch does not have, InvalidGraphError for a routine that is not
+    well-formed."""
     verify_routine(routine)
     source = generate(routine)
     if swaps(routine):

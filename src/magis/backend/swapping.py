@@ -1,4 +1,6 @@
-"""Copies to host memory and back while operators run: pinned memory for CUDA, a file for the CPU (ADR 11)."""
+"""Copies to host memory and back while operators run: pinned memory for CUDA, a file for the CPU (ADR 11).
+
+A plan for another device runs on a CPU too: it swaps to a file in memory then, which frees nothing there."""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import ctypes
 import mmap
 import os
 import tempfile
+import time
 import weakref
 from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,11 +43,11 @@ def swaps(routine: Routine) -> bool:
 
 
 def default_transfers(routine: Routine) -> Transfers:
-    """Those of a routine's device. Raises UsageError for the CPU, which needs a folder."""
+    """Those of a routine's device."""
     loads = (instruction.spec.device for instruction, _, _ in steps(routine) if isinstance(instruction, Load))
     if next(loads, "cpu").startswith("cuda"):
         return PinnedMemory()
-    raise UsageError("this plan swaps tensors out of memory: on a CPU pass --swap-dir DIR, a folder for a file of them")
+    return SwapFile()
 
 
 @dataclass(eq=False)
@@ -60,15 +63,15 @@ class _Stored:
 
 
 class SwapFile:
-    """Tensors in a file without a name, in a folder: nothing is left behind, however the process ends. One thread
-    copies into it and one out of it. Raises UsageError if no file can be made there."""
+    """Tensors in a file without a name, in a folder, or in memory: nothing is left behind, however the process ends.
+    One thread copies into it and one out of it. Raises UsageError if no file can be made there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         try:
-            self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  kept open
+            self._file = _in_memory() if folder is None else tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         except OSError as error:
             raise UsageError(f"cannot swap to {folder}: {error.strerror}; pass a folder that can be written") from None
-        self._folder = folder
+        self._folder = folder or "memory"
         weakref.finalize(self, self._file.close)
         self._length = 0
         self._free: dict[int, list[int]] = {}
@@ -125,6 +128,26 @@ class SwapFile:
             target, source = (there, address) if out else (address, there)
             ctypes.memmove(target, source, nbytes)
             del anchor  # a mapping with views cannot be closed
+
+
+def link_bytes_per_s(folder: Path, nbytes: int = 64 << 20) -> float:
+    """Bytes a second at which a file in a folder is written and read back, the slower of the two, measured. Raises
+    UsageError if no file can be made there, SwapError if it has no room."""
+    file, tensor = SwapFile(folder), torch.ones(nbytes, dtype=torch.uint8)
+    slowest = 0.0
+    for _ in range(2):  # the first round makes the file
+        started = time.perf_counter()
+        file.wait(stored := file.store(tensor))
+        written = time.perf_counter()
+        file.wait(file.load(stored, tensor.device))
+        slowest = max(written - started, time.perf_counter() - written)
+    return nbytes / slowest
+
+
+def _in_memory() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("magis-swap"), "r+b")
+    return tempfile.TemporaryFile()
 
 
 class PinnedMemory:

@@ -25,6 +25,10 @@ Seed: TypeAlias = Annotated[
     int,
     typer.Option("--seed", min=0, max=2**63 - 1, metavar="N", help="Seeds the weights and the step's random draws."),
 ]
+SwapDir: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--swap-dir", metavar="DIR", help="Folder for a file of tensors that are swapped out on a CPU."),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 
 

@@ -9,7 +9,7 @@ import typer
 
 from magis.api.limits import BUDGET_S
 from magis.api.units import human_bytes, human_percent, human_seconds
-from magis.cli.options import Batch, Image, Json, Model, Seed, Seq, sizes
+from magis.cli.options import Batch, Image, Json, Model, Seed, Seq, SwapDir, sizes
 from magis.cli.output import guarded_stdout, note, print_table, working, write, write_json
 
 if TYPE_CHECKING:
@@ -68,6 +68,10 @@ def command(
         str,
         typer.Option("--accumulate", metavar="T", help="Keep sums of half-precision parts in float32, or the same."),
     ] = "float32",
+    swap_dir: SwapDir = None,
+    host_memory: Annotated[
+        str | None, typer.Option("--host-memory", metavar="M", help="Swap out at most M at a time; 256GiB by default.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Plan a model's training step within limits on time or memory, and write the plan to a file."""
@@ -85,7 +89,7 @@ def command(
 
         path = output or default_path(model)
         check_writable(path)
-        plan = make_plan(source, device, progress, wanted, allowed, cut)
+        plan = make_plan(source, device, progress, wanted, allowed, cut, swap_dir, host_memory)
         save_plan(plan, path)
     if as_json:
         write_json(summary(plan, path))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from magis.api.units import human_bytes, human_percent, human_seconds
-from magis.cli.options import Json, PlanPath
+from magis.cli.options import Json, PlanPath, SwapDir
 from magis.cli.output import guarded_stdout, note, print_table, working, write, write_json
 from magis.errors import MagisError
 
@@ -42,6 +42,7 @@ def command(
             help="Also measure what one would do by hand: checkpoint (every block) or micro:K. Repeatable.",
         ),
     ] = None,
+    swap_dir: SwapDir = None,
     as_json: Json = False,
 ) -> None:
     """Run a plan beside eager, prove that the numbers are equal, and measure memory and time of both."""
@@ -51,7 +52,10 @@ def command(
         plan = load_plan(path)
         from magis.api.run import missed, run_plan
 
-        report = run_plan(plan, steps=steps, pairs=pairs, check=not no_check, progress=progress, beside=beside or ())
+        check, wanted = not no_check, beside or ()
+        report = run_plan(
+            plan, steps=steps, pairs=pairs, check=check, progress=progress, beside=wanted, swap_dir=swap_dir
+        )
     _certify(plan, report, path)
     for line in report.notes:
         note(line)

@@ -81,10 +81,9 @@ class MeasuredCost:
     change only in `prepare`, and the same table gives the same plan."""
 
     source: ClassVar[Source] = "measured"
-    link_bytes_per_s: ClassVar[float] = 1e9
-    """Rate of a memory-mapped file on disk; assumed, not measured."""
 
     def __init__(self, cache: ProfileCache, measurer: Measurer) -> None:
+        self.link_bytes_per_s = 1e9  # of a memory-mapped file on disk; assumed until somebody measures it
         self._cache = cache
         self._measurer = measurer
         self._table: dict[str, CallMeasurement] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -14,6 +14,7 @@ from magis.rules.remat import recomputable, site
 from magis.rules.swap import late_site, swappable
 from magis.schedule.flat import RESIDENT
 from magis.schedule.incremental import Scheduled
+from magis.sim.links import Host
 
 NEVER = -1
 
@@ -57,7 +58,7 @@ class Candidates:
         state: Scheduled,
         latency_s: Latency,
         turn: int,
-        transfer_s: Callable[[int], float] | None = None,
+        host: Host | None = None,
     ) -> None:
         self.state, self.turn = state, turn
         flat, position, nodes = state.flat, state.position, state.flat.graph.nodes
@@ -90,8 +91,9 @@ class Candidates:
                 self.users[storage].append(node)
         self.latency_s = {node: latency_s(node) for node in self.takes}
         self.transfers_s: dict[int, float] = {}
-        if transfer_s is not None:
-            self.transfers_s = {s: transfer_s(self.nbytes[s]) for s in made if self._may_wait_on_the_host(s)}
+        self.host_bytes = 0 if host is None else host.memory_bytes
+        if host is not None:
+            self.transfers_s = {s: host.transfer_s(self.nbytes[s]) for s in made if self._may_wait_on_the_host(s)}
         self.starts_s = [0.0, *accumulate(latency_s(node) for node in state.order)] if self.transfers_s else []
 
     def _may_wait_on_the_host(self, storage: int) -> bool:

@@ -91,7 +91,7 @@ def _around(
     """States of one turn: the first worst moment of the base."""
     live = base.scheduled.live
     turn = live.index(max(live)) if live else 0
-    given = Candidates(base.scheduled, base.latencies_s.__getitem__, turn, base.transfer_s)
+    given = Candidates(base.scheduled, base.latencies_s.__getitem__, turn, base.host)
     if not given.takes:
         return
     chosen = given.everything_kept()

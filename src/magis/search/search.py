@@ -213,7 +213,7 @@ class Search:
             state = heapq.heappop(self._queue).state
             self._seen.add(state.fingerprint.total)
             for name, rule in rules().items():
-                if self._base.transfer_s is not None or name not in SWAPPING:
+                if self._base.host is not None or name not in SWAPPING:
                     self._apply(name, rule, state)
 
     def _apply(self, name: str, rule: Rule, state: MState) -> None:

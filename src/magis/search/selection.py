@@ -84,6 +84,9 @@ class _Model:
             for storage in given.takes[node]:
                 solver.Add(self._there(storage) >= runs)
         self._seconds = sum(given.latency_s[n] * self._second * v for n, v in self._again.items())
+        if self._swapped:
+            away = sum(given.nbytes[s] / _MIB * v for s, v in self._swapped.items())
+            solver.Add(away <= given.host_bytes / _MIB)
         for storages, seconds in given.links() if self._swapped else ():
             solver.Add(sum(given.transfers_s[s] * _MILLI * self._swapped[s] for s in storages) <= seconds * _MILLI)
         self._peak = solver.NumVar(0, solver.infinity(), "peak")

@@ -18,7 +18,7 @@ from magis.rules.swap import Swap
 from magis.schedule.baseline import eager_order
 from magis.schedule.incremental import Scheduled
 from magis.search.state import MState, Step
-from magis.sim.links import no_transfer
+from magis.sim.links import Host, no_transfer
 from magis.sim.region import region_cost
 
 Orders: TypeAlias = Mapping[NodeId, Schedule]
@@ -28,12 +28,12 @@ Orders: TypeAlias = Mapping[NodeId, Schedule]
 @dataclass(frozen=True)
 class Prices:
     """What operators cost, those that stand for regions included, and how types of resized calls are inferred;
-    `transfer_s`: see `MState`."""
+    `host`: see `MState`."""
 
     call_latency_s: Callable[[Call], float]
     call_workspace_bytes: Callable[[Call], int]
     infer: Infer
-    transfer_s: Callable[[int], float] | None = None
+    host: Host | None = None
 
     def latency_s(self, call: Call) -> float:
         """Seconds of a call."""
@@ -111,13 +111,13 @@ class Splitter:
 
     def _cost(self, region: Fission, scope: Scope, order: Schedule) -> RegionCost:
         prices = self.prices
-        transfer_s = prices.transfer_s or no_transfer
+        transfer_s = no_transfer if prices.host is None else prices.host.transfer_s
         return region_cost(
             region, scope, order, prices.call_latency_s, prices.call_workspace_bytes, prices.infer, transfer_s
         )
 
     def _mstate(self, scheduled: Scheduled) -> MState:
-        return MState.of(scheduled, self.prices.latency_s, self.prices.transfer_s)
+        return MState.of(scheduled, self.prices.latency_s, self.prices.host)
 
     def body(self, state: SplitState, region: Fission) -> MState:
         """A region's largest part as a state of its own."""

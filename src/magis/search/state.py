@@ -14,7 +14,7 @@ from magis.ir.graph import Call, Graph, NodeId, Schedule
 from magis.rules.base import Change, Site
 from magis.schedule.incremental import Scheduled
 from magis.schedule.transfers import with_placed_transfers
-from magis.sim.links import stalls_s, swaps
+from magis.sim.links import Host, stalls_s, swaps
 
 Step = tuple[str, Site]
 """A rule's name and the site where it was applied."""
@@ -42,25 +42,24 @@ class Solution(Protocol):
 @dataclass(frozen=True, eq=False)
 class MState:
     """A scheduled program. `latencies_s` has the seconds of each operator; `history` leads from the captured step
-    to this program. `transfer_s` gives the seconds of a copy of so many bytes to the host or back; None: there is no
-    host memory to swap to."""
+    to this program. `host` is the memory to swap to; None: there is none."""
 
     scheduled: Scheduled
     latencies_s: Mapping[NodeId, float]
     history: tuple[Step, ...] = ()
-    transfer_s: Callable[[int], float] | None = None
+    host: Host | None = None
 
     @classmethod
     def of(
         cls,
         scheduled: Scheduled,
         latency_s: Callable[[Call], float],
-        transfer_s: Callable[[int], float] | None = None,
+        host: Host | None = None,
     ) -> MState:
         """A state without a history."""
         graph = scheduled.flat.graph
         latencies_s = {node: latency_s(graph.call(graph.nodes[node])) for node in scheduled.order}
-        return cls(scheduled, latencies_s, transfer_s=transfer_s)
+        return cls(scheduled, latencies_s, host=host)
 
     @property
     def graph(self) -> Graph:
@@ -87,8 +86,8 @@ class MState:
         """Seconds of all operators, and of all waits for transfers."""
         order = self.scheduled.order
         seconds = [self.latencies_s[node] for node in order]
-        if self.transfer_s is not None and swaps(self.graph):
-            seconds += stalls_s(self.graph, order, self.latencies_s, self.transfer_s)
+        if self.host is not None and swaps(self.graph):
+            seconds += stalls_s(self.graph, order, self.latencies_s, self.host.transfer_s)
         return fsum(seconds)
 
     @cached_property
@@ -113,6 +112,6 @@ class MState:
                 latencies.pop(node, None)
         for node in change.new_nodes:
             latencies[node] = latency_s(graph.call(graph.nodes[node]))
-        if self.transfer_s is not None and swaps(graph):
-            scheduled = with_placed_transfers(scheduled, latencies, self.transfer_s)
-        return MState(scheduled, latencies, (*self.history, step), self.transfer_s)
+        if self.host is not None and swaps(graph):
+            scheduled = with_placed_transfers(scheduled, latencies, self.host.transfer_s)
+        return MState(scheduled, latencies, (*self.history, step), self.host)

@@ -7,12 +7,25 @@ what a part of a loop waits for is the same in every part, to the last bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 
 from magis.ir.graph import Graph, NodeId, Value
 from magis.lower.transfers import is_view
 from magis.ops.swap import LOAD, STORE
 
 _FEMTOSECONDS = 1e15
+
+
+HOST_MEMORY_BYTES = 256 << 30
+"""What may be swapped out at a time unless the caller says otherwise."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """Memory to swap to: the seconds of a copy of so many bytes to it or back, and how much of it there is."""
+
+    transfer_s: Callable[[int], float]
+    memory_bytes: int = HOST_MEMORY_BYTES
 
 
 def no_transfer(nbytes: int) -> float:

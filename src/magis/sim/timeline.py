@@ -90,7 +90,7 @@ class Timeline:
 
 def timeline(routine: Routine, workspace_bytes: Callable[[Call], int] = no_workspace) -> Timeline:
     """What lives at each step of a well-formed routine."""
-    return Walk(routine, workspace_bytes, no_latency).timeline()
+    return Walk(routine, workspace_bytes, no_latency, lambda nbytes: 0.0).timeline()
 
 
 class Walk:
