@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from magis import __version__
-from magis.cli import devices, dims, models, ops, plan, run, show, why
+from magis.cli import bench, devices, dims, models, ops, plan, run, show, why
 from magis.errors import InfeasibleError, MagisError, MismatchError, UsageError
 
 DONE, FAILED, USAGE, LIMIT_NOT_MET, NOT_PROVEN, INTERRUPTED = 0, 1, 2, 3, 4, 130
@@ -45,6 +45,7 @@ def _options(
 for command in (models, devices, dims, plan, run, show, why):
     app.command(command.__name__.rpartition(".")[2])(command.command)
 app.add_typer(ops.app, name="ops")
+app.add_typer(bench.app, name="bench")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -1,0 +1,1 @@
+"""Benchmarks that compare plans with what can be reached otherwise."""
