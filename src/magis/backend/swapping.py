@@ -1,4 +1,4 @@
-"""Copies to host memory and back while operators run: pinned memory for CUDA, a file for the CPU (ADR 11).
+"""Copies to host memory and back while operators run: pinned memory for CUDA, a file for the CPU (ADR 10).
 
 A plan for another device runs on a CPU too: it swaps to a file in memory then, which frees nothing there."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from magis.ir.graph import Call, Graph, NodeId
 from magis.ops.loop import Loop
@@ -20,7 +21,13 @@ class Cut:
 
     def of(self, call: Call) -> Loop:
         """The loop itself. Raises IndexError when the operator has none of that number."""
-        return tuple(rule_for(call.op).loops(call))[self.loop].refined(self.outer, self.length)
+        return loops_of(call)[self.loop].refined(self.outer, self.length)
+
+
+@lru_cache(maxsize=1 << 16)
+def loops_of(call: Call) -> tuple[Loop, ...]:
+    """The loops of a call, in its rule's order."""
+    return tuple(rule_for(call.op).loops(call))
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,14 @@ class Call:
     kwargs: Kwargs
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec | None, ...]
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        """Worked out once: calls are the keys of every cache."""
+        if not self._hash:
+            found = hash((self.op, self.args, self.kwargs, self.inputs, self.outputs)) or 1
+            object.__setattr__(self, "_hash", found)
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +174,15 @@ class Graph:
 
     def call(self, node: Node) -> Call:
         """The node seen from outside."""
-        return Call(node.op, node.args, node.kwargs, tuple(self.spec(v) for v in node.inputs), node.outputs)
+        known = self._calls.get(node.id)
+        if known is None or known[0] is not node:
+            call = Call(node.op, node.args, node.kwargs, tuple(self.spec(v) for v in node.inputs), node.outputs)
+            known = self._calls[node.id] = (node, call)
+        return known[1]
+
+    @cached_property
+    def _calls(self) -> dict[NodeId, tuple[Node, Call]]:
+        return {}
 
     @cached_property
     def users(self) -> Mapping[NodeId, tuple[NodeId, ...]]:

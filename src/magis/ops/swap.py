@@ -1,5 +1,5 @@
 """Swapping: copies to host memory and back, on links of their own. No kernel runs and no time passes for them where
-operators run; see `magis.sim.links` for when they are done (paper section 5.2; ADR 11).
+operators run; see `magis.sim.links` for when they are done (paper section 5.2; ADR 10).
 
 `swap.store(x)` stands in an order where the copy has to be complete: it began right after x was made, and x may go
 from then on. `swap.load(h)` stands where the copy back begins; what reads its result waits for the end of it.

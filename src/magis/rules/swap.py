@@ -1,4 +1,4 @@
-"""Swapping: wait in host memory instead of the device's (paper section 5.2, figure 8; ADR 11).
+"""Swapping: wait in host memory instead of the device's (paper section 5.2, figure 8; ADR 10).
 
     before   v = f(x);  early reads v;  ...;  late reads v
     after    v = f(x);  early reads v;  h = store(v);  ...;  v' = load(h);  late reads v'
