@@ -85,9 +85,10 @@ class Part:
     calls: dict[NodeId, Call] = field(default_factory=dict)
     slices: dict[tuple[Value, Axis], TensorSpec] = field(default_factory=dict)
 
-    def inside(self, scope: Scope) -> Scope:
-        """The sizes in this part, for regions inside."""
-        return Scope(scope.graph, {**scope.calls, **self.calls}, (*scope.splits, (self.loops, self.length)), scope.seen)
+    def inside(self, scope: Scope, with_bias: frozenset[NodeId] = frozenset()) -> Scope:
+        """The sizes in this part, for regions inside; `with_bias` are nodes whose bias this part adds."""
+        loops = {**self.loops, **{node: replace(self.loops[node], once=None) for node in with_bias}}
+        return Scope(scope.graph, {**scope.calls, **self.calls}, (*scope.splits, (loops, self.length)), scope.seen)
 
 
 def loops_of(fission: Fission, scope: Scope) -> dict[NodeId, Loop]:

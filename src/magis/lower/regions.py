@@ -24,6 +24,7 @@ from magis.lower.routine import (
     Register,
     Slice,
     Wait,
+    Write,
 )
 from magis.lower.transfers import Transfers, is_view
 from magis.ops.loop import Axis, Reduce
@@ -73,31 +74,43 @@ class _Region:
         self.results = Results(fission, scope, self.loops, outside, number, infer)
 
     def run(self) -> tuple[list[Instruction], dict[Value, Register]]:
-        body = self.results.allocate()
+        body: list[Instruction] = []
         before = 0
         length = self._length()
-        for count, size in sections(length, min(self.fission.parts, length)):
-            body.append(Loop(count, tuple(self._part(size, before)), self.fission.dimension))
-            before += count * size
+        for number, (count, size) in enumerate(sections(length, min(self.fission.parts, length))):
+            found = part(self.fission, self.scope, size, self.infer, self.loops)
+            if not number:
+                begun = self.results.begun(found)
+                body += self.results.allocate(begun)
+                if begun:
+                    body += map(_standing, _Body(self, found, before, begun).run())
+                    count, before = count - 1, size
+            if count:
+                body.append(Loop(count, tuple(_Body(self, found, before).run()), self.fission.dimension))
+                before += count * size
         more, registers = self.results.finish()
         return [*body, *more], registers
 
     def _length(self) -> int:
         return next(iter(self.loops.values())).length
 
-    def _part(self, size: int, before: int) -> list[Instruction]:
-        """The body for parts of one size, the first of which starts at position `before`."""
-        found = part(self.fission, self.scope, size, self.infer, self.loops)
-        return _Body(self, found, before).run()
+
+def _standing(instruction: Instruction) -> Instruction:
+    """An instruction outside of the region's loop: its piece does not move with a loop further out."""
+    if isinstance(instruction, (Slice, Write)):
+        return replace(instruction, piece=replace(instruction.piece, step=0))
+    return instruction
 
 
 class _Body:
-    """One part's instructions."""
+    """The instructions of parts of one size, the first of which starts at position `before`. Of those values that are
+    `begun`, its results are the sums that later parts add to."""
 
-    def __init__(self, region: _Region, found: Part, before: int) -> None:
-        self.region, self.part, self.before = region, found, before
+    def __init__(self, region: _Region, found: Part, before: int, begun: frozenset[Value] = frozenset()) -> None:
+        self.region, self.part, self.before, self.begun = region, found, before, begun
         self.graph = region.graph
-        self.inside = found.inside(region.scope) if region.fission.children else None
+        with_bias = frozenset(value.node for value in begun)
+        self.inside = found.inside(region.scope, with_bias) if region.fission.children else None
         self.frame = _Frame()
         self.left: Counter[Value] = Counter()
         self.slices_left: Counter[tuple[Value, Axis]] = Counter()
@@ -166,7 +179,7 @@ class _Body:
                 if not self.slices_left[value, axis]:
                     dead.append(self.frame.slices[value, axis])
         for value in self._made(unit):
-            if not self.left[value] and value in self.frame.registers:
+            if not self.left[value] and value in self.frame.registers and value not in self.begun:
                 dead.append(self.frame.registers[value])
         return dead
 
@@ -181,7 +194,8 @@ class _Body:
         if call.op == STORE:
             return [Wait(self.frame.registers[Value(node_id)])]
         waits = [] if is_view(call) or call.op == LOAD else self.transfers.before(registers)
-        adds = loop if loop.once is not None else self.region.scope.without_bias(node_id)
+        adds = loop if loop.once is not None and Value(node_id) not in self.begun else None
+        adds = adds or self.region.scope.without_bias(node_id)
         if adds is not None and adds.once is not None:
             call, _ = rule_for(node.op).without_bias(call, adds)
             registers = [*registers[: adds.once], *registers[adds.once + 1 :]]
@@ -215,7 +229,7 @@ class _Body:
     def _accumulated(self, node_id: NodeId, call: Call, registers: list[Register]) -> Compute | None:
         """The node as one that adds its partial sums straight into the accumulator, where its operator can."""
         value = Value(node_id)
-        if value not in self.whole_outputs or self.left[value] or len(call.outputs) != 1:
+        if value not in self.whole_outputs or self.left[value] or len(call.outputs) != 1 or value in self.begun:
             return None
         role, spec = self.region.loops[node_id].roles[0], self.region.results.specs[value]
         into = rule_for(call.op).adding(call) if role == Reduce("sum") else None
@@ -231,6 +245,9 @@ class _Body:
 
     def _hand_out(self, value: Value) -> list[Instruction]:
         """Puts a part of a result where it belongs."""
+        if value in self.begun:
+            self.region.results.begin(value, self.frame.registers[value])
+            return []
         return self.region.results.hand_out(value, self.frame.registers[value], self.part.length, self.before)
 
     def _nested(self, fission: Fission, registers: list[Register]) -> list[Instruction]:

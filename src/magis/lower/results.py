@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from typing import TypeAlias
 
-from magis.fission.parts import CannotSplitError, Infer, Scope
+from magis.fission.contract import allocated
+from magis.fission.parts import CannotSplitError, Infer, Part, Scope
 from magis.fission.region import boundary
 from magis.fission.tree import Fission
 from magis.ir.args import Slot
@@ -42,9 +43,29 @@ class Results:
         self.whole: dict[Value, Register] = {}
         self.specs: dict[Value, TensorSpec] = {}
 
-    def allocate(self) -> list[Instruction]:
-        """What precedes the loop."""
-        return [instruction for value in self.outputs for instruction in self._allocate(value)]
+    def begun(self, found: Part) -> frozenset[Value]:
+        """Sums that need no memory before the first part, the given one: its results are added to."""
+        return frozenset(value for value in self.outputs if self._may_begin(value, found))
+
+    def _may_begin(self, value: Value, found: Part) -> bool:
+        role, whole = self.role(value), self.scope.spec(value)
+        made = found.calls[value.node].outputs[value.output]
+        if not isinstance(role, Reduce) or role.by == "average" or made is None:
+            return False
+        if self.fission.wide and whole.dtype in _HALF:
+            return False
+        own = made.alias_of is None and made.storage_bytes == made.nbytes
+        return own and (made.shape, made.dtype) == (whole.shape, whole.dtype) and made.is_contiguous
+
+    def begin(self, value: Value, register: Register) -> None:
+        """The first part's result is what later parts are added to."""
+        spec = self.scope.spec(value)
+        self.whole[value] = register
+        self.specs[value] = allocated(replace(spec, strides=contiguous_strides(spec.shape)))
+
+    def allocate(self, begun: Set[Value] = frozenset()) -> list[Instruction]:
+        """What precedes the loop, but for sums that a part has begun."""
+        return [instruction for value in self.outputs if value not in begun for instruction in self._allocate(value)]
 
     def finish(self) -> tuple[list[Instruction], dict[Value, Register]]:
         """What follows the loop, and the registers of the results then."""
