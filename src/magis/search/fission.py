@@ -75,8 +75,7 @@ class FissionSearch:
         for name, state in self._starts():
             yield name, state
             starts.append((name, state))
-        starts.sort(key=lambda named: self.key(named[1]))
-        for name, state in starts[:REFINED]:
+        for name, state in self._promising(starts)[:REFINED]:
             for refined in self._refined(state):
                 yield f"{name}, planned inside", refined
         while self.queue:
@@ -86,6 +85,18 @@ class FissionSearch:
                 if self.key(state)[0] <= SLACK * self.best[0]:
                     for refined in self._refined(state):
                         yield f"{name}, planned inside", refined
+
+    def _promising(self, starts: list[Named]) -> list[Named]:
+        """Those whose bodies are worth planning, best first: under a limit on memory alone, those that are fast but
+        miss it, nearest ones first."""
+        if self.objective.max_latency_s is not None:
+            return sorted(starts, key=lambda named: self.key(named[1]))
+        limit = self.objective.max_peak_bytes or 0
+        peak, fastest, _ = self.best
+        missing = [named for named in starts if named[1].peak_bytes > limit]
+        if peak <= limit:
+            missing = [named for named in missing if named[1].latency_s < fastest]
+        return sorted(missing, key=lambda named: named[1].peak_bytes)
 
     def _starts(self) -> Iterator[Named]:
         program, history = self._loosened()
