@@ -107,10 +107,26 @@ def test_where_it_does_not_apply(site: tuple[int, ...]) -> None:
 
 def test_what_is_swapped_out_is_not_swapped_again() -> None:
     change = swapped(chain(), 1, 2)
-    store, load = change.added
-    for value, reader in ((Value(NodeId(1)), store), (Value(load), NodeId(5))):
-        assert RULE.apply(change.program, swap_site(value, (), [reader])) is None
+    store, _ = change.added
+    assert RULE.apply(change.program, swap_site(Value(NodeId(1)), (), [store])) is None
     assert UNDO.apply(change.program, (int(store),)) is None
+
+
+def test_what_was_loaded_may_go_and_be_loaded_again() -> None:
+    def code(a: torch.Tensor) -> torch.Tensor:
+        x = a.exp()
+        y = x.sin() + x
+        return y.cos().tanh() * x
+
+    graph = record(code, [torch.randn(64, 64)]).graph
+    once = swapped(graph, 1, 2)
+    store, load = once.added
+    last = max(once.program.graph.users[load])
+    twice = RULE.apply(once.program, swap_site(Value(load), (), [last]))
+    assert twice is not None
+    verify(twice.program.graph)
+    assert twice.program.graph.users[store] == (load, *twice.added)
+    assert [node.op for node in twice.program.graph.nodes.values()].count(STORE) == 1
 
 
 def random_swap(graph: Graph, chosen: random.Random) -> Change | None:

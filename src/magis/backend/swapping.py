@@ -84,10 +84,12 @@ class SwapFile:
         nbytes = tensor.numel() * tensor.element_size()
         offset = self._reserve(nbytes)
         done = self._out.submit(self._copy, tensor.data_ptr(), offset, nbytes, True)
-        return _Stored(offset, nbytes, tensor.shape, tensor.stride(), tensor.dtype, done)
+        stored = _Stored(offset, nbytes, tensor.shape, tensor.stride(), tensor.dtype, done)
+        weakref.finalize(stored, self._free.setdefault(_pages(nbytes), []).append, offset)
+        return stored
 
     def load(self, stored: _Stored, device: torch.device) -> torch.Tensor:
-        """Begins to copy back; its place in the file is free then."""
+        """Begins to copy back. The place in the file is free when nobody holds what is stored there."""
         tensor = torch.empty_strided(stored.shape, stored.strides, dtype=stored.dtype, device=device)
         self._loading[id(tensor)] = self._in.submit(self._back, stored, tensor.data_ptr())
         return tensor
@@ -103,7 +105,7 @@ class SwapFile:
             raise SwapError(f"swapping in {self._folder} failed: {error.strerror}") from None
 
     def _reserve(self, nbytes: int) -> int:
-        size = -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        size = _pages(nbytes)
         places = self._free.get(size)
         if places:
             return places.pop()
@@ -119,8 +121,6 @@ class SwapFile:
     def _back(self, stored: _Stored, address: int) -> None:
         stored.done.result()
         self._copy(address, stored.offset, stored.nbytes, False)
-        size = -(-stored.nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        self._free.setdefault(size, []).append(stored.offset)
 
     def _copy(self, address: int, offset: int, nbytes: int, out: bool) -> None:
         with mmap.mmap(self._file.fileno(), nbytes, offset=offset) as mapped:
@@ -128,6 +128,11 @@ class SwapFile:
             target, source = (there, address) if out else (address, there)
             ctypes.memmove(target, source, nbytes)
             del anchor  # a mapping with views cannot be closed
+
+
+def _pages(nbytes: int) -> int:
+    """The length of a place in the file."""
+    return -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 
 def link_bytes_per_s(folder: Path, nbytes: int = 64 << 20) -> float:

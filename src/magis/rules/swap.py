@@ -8,7 +8,7 @@ Trades time on the links for the bytes of v between its early and its late reade
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -32,10 +32,11 @@ def swap_site(value: Value, views: Iterable[NodeId], readers: Iterable[NodeId]) 
 
 
 def swappable(graph: Graph, value: Value) -> bool:
-    """Whether a value is a tensor with a storage of its own that a copy can stand for."""
+    """Whether a value is a tensor with a storage of its own that a copy can stand for. What was loaded can be dropped
+    and loaded again."""
     node = graph.nodes[value.node]
     spec = node.outputs[value.output]
-    if spec is None or node.is_input or node.op in (STORE, LOAD) or spec.alias_of is not None:
+    if spec is None or node.is_input or node.op == STORE or spec.alias_of is not None:
         return False
     return is_dense(spec) and 0 < spec.storage_bytes == spec.nbytes and not spec.offset
 
@@ -77,7 +78,7 @@ class Swap:
         if not same_home(program, [value.node, *views, *readers]):
             return None
         change = _swapped(program, value, views, readers)
-        return change if change is None or _is_read(change.program.graph, Value(change.added[1])) else None
+        return change if change is None or _is_read(change.program.graph, Value(change.added[-1])) else None
 
 
 def late_site(graph: Graph, value: Value, is_late: Callable[[NodeId], bool]) -> Site | None:
@@ -121,8 +122,14 @@ def _is_read(graph: Graph, value: Value) -> bool:
 def _swapped(program: Program, value: Value, views: list[NodeId], readers: list[NodeId]) -> Change | None:
     graph = program.graph
     edit, spec, origin = GraphEdit(graph), graph.spec(value), graph.nodes[value.node].origin
-    store = edit.add(STORE, (value,), (stored(spec),), (Slot(0),), origin=origin)
-    load = edit.add(LOAD, (Value(store),), (spec,), (Slot(0),), origin=origin)
+    added = []
+    if graph.nodes[value.node].op == LOAD:
+        copy_there = graph.nodes[value.node].inputs[0]
+    else:
+        added.append(edit.add(STORE, (value,), (stored(spec),), (Slot(0),), origin=origin))
+        copy_there = Value(added[0])
+    load = edit.add(LOAD, (copy_there,), (spec,), (Slot(0),), origin=origin)
+    added.append(load)
     moved = {value: Value(load)}
     copies: dict[NodeId, NodeId] = {}
     for node in (node for node in graph.nodes_in_order() if node.id in views):
@@ -136,17 +143,17 @@ def _swapped(program: Program, value: Value, views: list[NodeId], readers: list[
             edit.redirect(reader, old, moved.get(old, old))
     if any(edit.node(reader) == graph.nodes[reader] for reader in readers):
         return None
-    remove_unread(edit, program, {*views, *copies})
+    remove_unread(edit, program, {value.node, *views, *copies})
     change = changed(program, edit, copies)
-    forest = tuple(_with_transfers(fission, graph, value, spec, (store, load)) for fission in change.program.ftree)
+    forest = tuple(_with_transfers(fission, graph, value, spec, added) for fission in change.program.ftree)
     if None in forest:
         return None
     kept = tuple(fission for fission in forest if fission is not None)
-    return replace(change, program=Program(change.program.graph, kept), added=(store, load))
+    return replace(change, program=Program(change.program.graph, kept), added=tuple(added))
 
 
 def _with_transfers(
-    fission: Fission, graph: Graph, value: Value, spec: TensorSpec, nodes: tuple[NodeId, NodeId]
+    fission: Fission, graph: Graph, value: Value, spec: TensorSpec, nodes: Sequence[NodeId]
 ) -> Fission | None:
     """A region with the transfers of a value that is made in it. None when its parts give no slice of the value."""
     if value.node not in fission.region:
