@@ -158,7 +158,7 @@ class Candidates:
         again = [s for s in self.storages if NEVER != spans.start[s] <= place <= spans.end[s]]
         return kept, again
 
-    def links(self) -> Iterator[tuple[list[int], float]]:
+    def links(self, spans: Spans) -> Iterator[tuple[list[int], float]]:
         """Storages that must pass a link within some seconds, if they are swapped: to the host between an operator that
         makes them and the turn; back between the turn and an operator that reads them."""
         position = self.state.position
@@ -167,9 +167,10 @@ class Candidates:
         for first in _milestones(len(made)):
             since_s = self.starts_s[position[self.maker[made[first]]] + 1]
             yield made[first:], max(turn_s - since_s, 0.0)
-        read = sorted(self.transfers_s, key=lambda s: self.first_late[s])
+        needed = {s: spans.start[s] if spans.start[s] != NEVER else self.first_late[s] for s in made}
+        read = sorted(made, key=needed.__getitem__)
         for last in _milestones(len(read)):
-            yield read[: last + 1], max(self.starts_s[self.first_late[read[last]]] - end_s, 0.0)
+            yield read[: last + 1], max(self.starts_s[needed[read[last]]] - end_s, 0.0)
 
     def swap_site(self, storage: int, graph: Graph) -> Site | None:
         """Where `Swap` applies for a storage, to what became of the base's graph when what runs again was carried out;

@@ -24,6 +24,14 @@ LEVELS = 3
 """Most turns, one after the other: each starts from the best state of the one before."""
 STEPS = 4
 """Most peaks that are asked for in the end, each below the best state's by a quarter of what is possible."""
+STALLED = 5e-4
+"""Share of the time that operators may wait for transfers without anything being done about it."""
+LEAST_SHARE = 0.7
+"""Least share of a link's time that a choice is given in the end."""
+CLOSE = 0.005
+"""How far below a peak that was asked for a schedule may end, as a share of it, without more being asked for."""
+CLOSER = 4
+"""How often a little more is asked for."""
 STEP_ROUNDS = 5
 """Most rounds for one of them."""
 
@@ -116,7 +124,8 @@ def _around(
 class _Target:
     """What to ask of the exact choice: least peak, or least latency within a peak and, unless `strict`, least peak when
     there is no such choice; always within `max_latency_s`. Where schedules turn out above a peak that was asked for,
-    less is asked next time."""
+    less is asked next time, and a little more where they turn out below it; where operators wait for transfers, less is
+    put on the links."""
 
     def __init__(
         self, base: MState, max_latency_s: float | None, max_peak_bytes: int | None, strict: bool = False
@@ -126,6 +135,8 @@ class _Target:
         self._peak = None if max_peak_bytes is None else max_peak_bytes - self._resident_bytes
         self._asked = self._peak
         self._strict = strict
+        self._link_share = 1.0
+        self._closer = 0
 
     def solve(
         self, given: Candidates, moments: Sequence[Moment], spans: Spans, time_limit_s: float | None
@@ -133,20 +144,31 @@ class _Target:
         """The choice."""
         if self._asked is not None:
             asked = self._asked
-            found = solve(given, moments, spans, self._seconds, asked, time_limit_s) if asked > 0 else None
+            found = None
+            if asked > 0:
+                found = solve(given, moments, spans, self._seconds, asked, time_limit_s, self._link_share)
             if found is not None or self._strict:
                 return found
             self._asked = self._peak = None
-        return solve(given, moments, spans, self._seconds, None, time_limit_s)
+        return solve(given, moments, spans, self._seconds, None, time_limit_s, self._link_share)
 
     def reached(self, state: MState, solved: Solved) -> bool:
         """Whether the schedule is as good as the choice promised."""
         peak = state.peak_bytes - self._resident_bytes
+        waited = state.stalls_s > STALLED * state.latency_s and self._link_share > LEAST_SHARE
+        if waited:
+            self._link_share *= 0.95
         if self._peak is None or self._asked is None:
-            return peak <= solved.peak_bytes * (1 + GAP)
+            return peak <= solved.peak_bytes * (1 + GAP) and not waited
         if peak > self._peak:
             self._asked -= min(max(peak - self._peak, 0), self._asked // 50)
-        return peak <= self._peak
+            return False
+        slack = self._peak - peak
+        if slack > CLOSE * self._peak and self._closer < CLOSER:
+            self._closer += 1
+            self._asked += slack // 2
+            return False
+        return not waited
 
 
 def built(base: MState, where: Site, latency_s: Callable[[Call], float]) -> MState | None:

@@ -52,11 +52,12 @@ def solve(
     max_latency_s: float | None = None,
     max_peak_bytes: int | None = None,
     time_limit_s: float | None = None,
+    link_share: float = 1.0,
 ) -> Solved | None:
     """The selection with the least peak, residents left out, that takes at most `max_latency_s` of recomputation; with
-    `max_peak_bytes` the fastest that stays within it, of equals the one with the least peak. None: none was found, in
-    at most `time_limit_s`."""
-    model = _Model(given, moments, spans)
+    `max_peak_bytes` the fastest that stays within it, of equals the one with the least peak. None: none was found, in at
+    most `time_limit_s`. Swapping may use `link_share` of the time on the links."""
+    model = _Model(given, moments, spans, link_share)
     if max_latency_s is not None:
         model.limit_latency(max_latency_s)
     if max_peak_bytes is not None:
@@ -67,7 +68,7 @@ def solve(
 class _Model:
     """Variables are 0 or 1; bytes count in MiB, seconds in shares of all that could run again."""
 
-    def __init__(self, given: Candidates, moments: Sequence[Moment], spans: Spans) -> None:
+    def __init__(self, given: Candidates, moments: Sequence[Moment], spans: Spans, link_share: float = 1.0) -> None:
         self._given = given
         self._solver = solver = _library().Solver.CreateSolver("SCIP")
         if solver is None:
@@ -87,8 +88,10 @@ class _Model:
         if self._swapped:
             away = sum(given.nbytes[s] / _MIB * v for s, v in self._swapped.items())
             solver.Add(away <= given.host_bytes / _MIB)
-        for storages, seconds in given.links() if self._swapped else ():
-            solver.Add(sum(given.transfers_s[s] * _MILLI * self._swapped[s] for s in storages) <= seconds * _MILLI)
+        for storages, seconds in given.links(spans) if self._swapped else ():
+            solver.Add(
+                sum(given.transfers_s[s] * _MILLI * self._swapped[s] for s in storages) <= link_share * seconds * _MILLI
+            )
         self._peak = solver.NumVar(0, solver.infinity(), "peak")
         self._only_made: dict[int, Any] = {}
         for moment in moments:
@@ -130,10 +133,11 @@ class _Model:
         given, library = self._given, _library()
         most = (max(given.state.live, default=0) or 1) / _MIB
         share = self._peak * (1 / most)
-        held = [*self._kept.items(), *self._swapped.items()]
-        kept = sum(given.nbytes[s] / _MIB / most * v for s, v in held)
+        kept = sum(given.nbytes[s] / _MIB / most * v for s, v in self._kept.items())
+        kept += sum(given.nbytes[s] / _MIB / most * v for s, v in self._swapped.items())
+        away = sum(given.nbytes[s] / _MIB / most * v for s, v in self._swapped.items())
         if latency_first:
-            self._solver.Minimize(self._seconds + _LESSER * share + _LESSER**2 * kept)
+            self._solver.Minimize(self._seconds + _LESSER * share + _LESSER**2 * (kept + away))
         else:
             self._solver.Minimize(share + _LESSER * self._seconds + _LESSER**2 * kept)
         parameters = library.MPSolverParameters()

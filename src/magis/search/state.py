@@ -84,11 +84,18 @@ class MState:
     @cached_property
     def latency_s(self) -> float:
         """Seconds of all operators, and of all waits for transfers."""
-        order = self.scheduled.order
-        seconds = [self.latencies_s[node] for node in order]
-        if self.host is not None and swaps(self.graph):
-            seconds += stalls_s(self.graph, order, self.latencies_s, self.host.transfer_s)
-        return fsum(seconds)
+        return fsum([*(self.latencies_s[node] for node in self.scheduled.order), *self._stalls])
+
+    @property
+    def stalls_s(self) -> float:
+        """Seconds of all waits for transfers."""
+        return fsum(self._stalls)
+
+    @cached_property
+    def _stalls(self) -> list[float]:
+        if self.host is None or not swaps(self.graph):
+            return []
+        return stalls_s(self.graph, self.scheduled.order, self.latencies_s, self.host.transfer_s)
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
