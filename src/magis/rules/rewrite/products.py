@@ -1,0 +1,129 @@
+"""Matrix products as the rewrites see them: `beta * bias + alpha * (a @ b)`, read from a node and written into one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from magis.fission.parts import Infer
+from magis.fission.tree import Program
+from magis.ir.args import Arg, Args, Kwargs, Slot, Symbol
+from magis.ir.dtype import DType
+from magis.ir.graph import Call, Graph, Node, NodeId, Value
+from magis.ops.arguments import overloads
+from magis.ops.rule import argument
+from magis.rules.rewrite.editing import CannotRewriteError, Rewriting
+
+_PLAIN = {"aten.mm.default": "aten.addmm.default", "aten.bmm.default": "aten.baddbmm.default"}
+_ADDING = {adding: plain for plain, adding in _PLAIN.items()}
+_LAYOUT = frozenset(
+    overloads("""
+        _unsafe_view.default alias.default clone.default detach.default expand.default permute.default reshape.default
+        select.int slice.Tensor squeeze.dim squeeze.dims t.default transpose.int unsqueeze.default view.default
+    """)
+)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product of real numbers; without a bias its `beta` is 0."""
+
+    a: Value
+    b: Value
+    batched: bool
+    bias: Value | None = None
+    beta: float = 0.0
+    alpha: float = 1.0
+
+    def scaled(self, factor: float) -> Product:
+        """The product, bias included, times a number."""
+        return replace(self, beta=self.beta * factor, alpha=self.alpha * factor)
+
+    def call(self, zero: Value | None) -> tuple[str, tuple[Value, ...], Kwargs]:
+        """Operator, inputs and keywords of it; `zero` stands where a bias has to but does not count."""
+        plain = "aten.bmm.default" if self.batched else "aten.mm.default"
+        if self.bias is None and self.alpha == 1:
+            return plain, (self.a, self.b), ()
+        bias = self.bias or zero
+        assert bias is not None
+        named = (("beta", self.beta, 1), ("alpha", self.alpha, 1))
+        return _PLAIN[plain], (bias, self.a, self.b), tuple((name, x) for name, x, usual in named if x != usual)
+
+
+def product_of(graph: Graph, node: Node) -> Product | None:
+    """The product that a node computes; None for other operators, and where the numbers are whole or complex."""
+    if node.op not in _PLAIN and node.op not in _ADDING:
+        return None
+    if not all(graph.spec(value).dtype.is_floating for value in node.inputs):
+        return None
+    operands = [node.inputs[arg.index] for arg in node.args if isinstance(arg, Slot)]
+    if node.op in _PLAIN:
+        return Product(operands[0], operands[1], node.op == "aten.bmm.default")
+    call = graph.call(node)
+    beta, alpha = number(argument(call, 3, "beta"), 1), number(argument(call, 4, "alpha"), 1)
+    if len(operands) != 3 or beta is None or alpha is None:
+        return None
+    bias = operands[0] if beta else None
+    return Product(operands[1], operands[2], _ADDING[node.op] == "aten.bmm.default", bias, beta, alpha)
+
+
+def number(arg: Arg, default: float | None = None) -> float | None:
+    """The argument as a number, `default` if it is absent; None for everything else."""
+    if arg is None:
+        return default
+    return arg if isinstance(arg, (int, float)) and not isinstance(arg, bool) else None
+
+
+def is_layout(node: Node) -> bool:
+    """Whether it moves, repeats or leaves out elements of its only input, and changes none."""
+    return node.op in _LAYOUT and len(node.inputs) == 1
+
+
+def sole_reader(graph: Graph, value: Value) -> bool:
+    """Whether one node reads the results of the value's node, and the caller none of them."""
+    return len(graph.users[value.node]) == 1 and all(other.node != value.node for other in graph.outputs)
+
+
+def overwritten(graph: Graph, value: Value) -> bool:
+    """Whether the value lies in memory that the step writes into."""
+    root = graph.root(value)
+    return graph.nodes[root.node].is_input and root in {
+        graph.root(node.inputs[index]) for node in graph.nodes.values() for index in node.written()
+    }
+
+
+def in_parts(program: Program, nodes: Iterable[NodeId]) -> bool:
+    """Whether one of the nodes lies in a region: the regions know the operators in them."""
+    wanted = set(nodes)
+    return any(wanted & fission.region for fission in program.ftree)
+
+
+class Calculation(Rewriting):
+    """A rewrite that also makes other calls of nodes that stay where they are."""
+
+    def __init__(self, program: Program, infer: Infer) -> None:
+        super().__init__(program, infer)
+        self._zeros: dict[tuple[DType, str], Value] = {}
+
+    def put(self, node: Node, op: str, inputs: tuple[Value, ...], args: Args, kwargs: Kwargs = ()) -> None:
+        """Makes a node another call with the same type of result; it keeps its number and its readers."""
+        specs = tuple(self.spec(value) for value in inputs)
+        if self.infer(Call(op, args, kwargs, specs, node.outputs)) != node.outputs:
+            raise CannotRewriteError(f"{op} gives another type of result than {node.op}")
+        self.edit.replace_node(replace(node, op=op, inputs=inputs, args=args, kwargs=kwargs))
+
+    def put_product(self, node: Node, product: Product) -> None:
+        """Makes a node that product."""
+        bare = product.bias is None and product.alpha != 1
+        op, inputs, kwargs = product.call(self._zero(product.a) if bare else None)
+        self.put(node, op, inputs, tuple(Slot(i) for i in range(len(inputs))), kwargs)
+
+    def _zero(self, like: Value) -> Value:
+        """A number for the place of a bias that does not count, one for all products of a rewrite."""
+        spec = self.spec(like)
+        key = spec.dtype, spec.device
+        if key not in self._zeros:
+            options: Kwargs = (("dtype", spec.dtype), ("device", Symbol("device", spec.device)))
+            self._zeros[key] = self.add("aten.full.default", (), (), 0.0, kwargs=options)
+        return self._zeros[key]

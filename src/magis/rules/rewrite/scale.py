@@ -1,0 +1,219 @@
+"""Scales go into the products beside them, whose factors `alpha` and `beta` cost nothing.
+
+    before   s = bmm(q, k);  t = s / 8;  p = softmax(t)
+    after    t = baddbmm(0, q, k, beta=0, alpha=1/8);  p = softmax(t)
+
+    before   d = softmax_backward(...);  e = d / 8;  dq = bmm(e, k);  dk = bmm(e', q)
+    after    d = softmax_backward(...);  dq = baddbmm(0, d, k, beta=0, alpha=1/8);  dk = ...
+
+Backwards to the product that makes what is scaled, or forwards to all that reads it: products, sums with a factor
+(`add`, `sub`, and updates `add_`), other scales; behind sums that leave few elements. Views and copies between stay.
+Saves a pass over the scaled tensor, and a tensor of its size. Trades nothing but a launch that makes a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import ClassVar
+
+from magis.fission.parts import CannotInferError, Infer, no_infer
+from magis.fission.tree import Program
+from magis.ir.args import Arg, Slot
+from magis.ir.graph import Graph, Node, NodeId, Value
+from magis.ops.rule import argument
+from magis.rules.base import Change, Latency, Site
+from magis.rules.rewrite.products import (
+    Calculation,
+    Product,
+    in_parts,
+    is_layout,
+    number,
+    overwritten,
+    product_of,
+    sole_reader,
+)
+from magis.schedule.incremental import Scheduled
+
+_TIMES = ("aten.mul.Tensor", "aten.mul.Scalar")
+_OVER = ("aten.div.Tensor", "aten.div.Scalar")
+_SUMS = ("aten.add.Tensor", "aten.sub.Tensor", "aten.add_.Tensor", "aten.sub_.Tensor")
+_TOTALS = ("aten.sum.dim_IntList", "aten.sum.default", "aten.mean.dim", "aten.mean.default")
+FEWER = 8
+"""How many times fewer elements a sum must leave for a scale to go behind it."""
+
+
+class MoveScale:
+    """Site: the scales that go. Those that share a neighbour with an earlier one of the site stay."""
+
+    name: ClassVar[str] = "move scale"
+
+    def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
+        """All of them at once, then each alone, the slowest first."""
+        graph = state.flat.graph
+        scales = [node for node in graph.nodes.values() if scale_of(graph, node) is not None]
+        found = [node.id for node in scales if _fold(graph, node) is not None]
+        found.sort(key=lambda n: (-latency_s(n), n))
+        if len(found) > 1:
+            yield tuple(found)
+        yield from ((n,) for n in found)
+
+    def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
+        """Moves them. None when one of them is not there, is no scale or cannot go."""
+        graph = program.graph
+        taken: set[NodeId] = set()
+        rewriting = Calculation(program, infer)
+        try:
+            for number_ in site:
+                node = graph.nodes.get(NodeId(number_))
+                fold = None if node is None else _fold(graph, node)
+                if fold is None or in_parts(program, fold.touched):
+                    return None
+                if taken.isdisjoint(fold.touched):
+                    fold.do(rewriting)
+                    taken |= fold.touched
+            return rewriting.finish() if taken else None
+        except CannotInferError:
+            return None
+
+
+def scale_of(graph: Graph, node: Node) -> tuple[Value, float] | None:
+    """What the node multiplies by which number, both of one real type; None when it does something else."""
+    if len(node.inputs) != 1 or not node.args or node.args[0] != Slot(0):
+        return None
+    spec, own = graph.spec(node.inputs[0]), node.outputs[0]
+    if own is None or own.dtype != spec.dtype or not spec.dtype.is_floating:
+        return None
+    factor = _factor(node)
+    return None if factor is None else (node.inputs[0], factor)
+
+
+def _factor(node: Node) -> float | None:
+    if node.op == "aten.neg.default":
+        return -1.0
+    given = number(node.args[1]) if len(node.args) == 2 else None
+    if not given or not isfinite(given):
+        return None
+    if node.op in _TIMES:
+        return float(given)
+    return 1 / given if node.op in _OVER else None
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """How a scale goes: the products and other nodes that take its factor, and what it is scaled behind."""
+
+    scale: Node
+    products: dict[NodeId, Product] = field(default_factory=dict)
+    calls: dict[NodeId, Node] = field(default_factory=dict)
+    behind: dict[NodeId, float] = field(default_factory=dict)
+    passed: frozenset[NodeId] = frozenset()
+
+    @property
+    def touched(self) -> set[NodeId]:
+        """The nodes that change, and those between."""
+        return {self.scale.id, *self.passed, *self.products, *self.calls, *self.behind}
+
+    def do(self, rewriting: Calculation) -> None:
+        """Puts the factor where it goes; readers of the scale then read what it scaled."""
+        graph = rewriting.graph
+        for node_id, product in self.products.items():
+            rewriting.put_product(graph.nodes[node_id], product)
+        for node_id, node in self.calls.items():
+            rewriting.put(graph.nodes[node_id], node.op, node.inputs, node.args, node.kwargs)
+        for node_id, factor in self.behind.items():
+            origin = graph.nodes[node_id].origin
+            made = rewriting.add("aten.mul.Tensor", (Value(node_id),), Slot(0), factor, origin=origin)
+            rewriting.replace(Value(node_id), made)
+        rewriting.replace(Value(self.scale.id), self.scale.inputs[0])
+
+
+def _fold(graph: Graph, node: Node) -> _Fold | None:
+    found = scale_of(graph, node)
+    if found is None or not graph.users[node.id] or Value(node.id) in graph.outputs or overwritten(graph, found[0]):
+        return None
+    return _backwards(graph, node, *found) or _forwards(graph, node, *found)
+
+
+def _backwards(graph: Graph, node: Node, source: Value, factor: float) -> _Fold | None:
+    """The scale goes into the product that makes what it scales, if nothing else reads that."""
+    passed = set(graph.users[node.id])
+    while sole_reader(graph, source):
+        producer = graph.nodes[source.node]
+        if is_layout(producer):
+            passed.add(producer.id)
+            source = producer.inputs[0]
+            continue
+        product = product_of(graph, producer)
+        if product is None:
+            return None
+        return _Fold(node, {producer.id: product.scaled(factor)}, passed=frozenset(passed))
+    return None
+
+
+def _forwards(graph: Graph, node: Node, source: Value, factor: float) -> _Fold | None:
+    """The scale goes into everything that reads it, through views and copies."""
+    scaled = [Value(node.id)]
+    readers: dict[NodeId, Node] = {}
+    for value in scaled:
+        if value in graph.outputs:
+            return None
+        for user in graph.users[value.node]:
+            if is_layout(graph.nodes[user]):
+                scaled.append(Value(user))
+            else:
+                readers[user] = graph.nodes[user]
+    fold = _Fold(node, passed=frozenset(value.node for value in scaled))
+    pending = set(scaled)
+    if not all(_takes(graph, reader, pending, factor, fold) for reader in readers.values()):
+        return None
+    return fold
+
+
+def _takes(graph: Graph, reader: Node, scaled: set[Value], factor: float, fold: _Fold) -> bool:
+    """Whether a reader can take the factor; if so the fold says how."""
+    product = product_of(graph, reader)
+    if product is not None:
+        alpha = product.alpha * factor ** ((product.a in scaled) + (product.b in scaled))
+        beta = product.beta * factor if product.bias in scaled else product.beta
+        fold.products[reader.id] = replace(product, alpha=alpha, beta=beta)
+        return True
+    other = scale_of(graph, reader)
+    if other is not None:
+        fold.calls[reader.id] = replace(reader, op=_TIMES[0], args=(Slot(0), other[1] * factor), kwargs=())
+        return True
+    if reader.op in _TOTALS:
+        return _goes_behind(graph, reader, scaled, factor, fold)
+    call = _sum(graph, reader, scaled, factor) if reader.op in _SUMS else None
+    if call is not None:
+        fold.calls[reader.id] = call
+    return call is not None
+
+
+def _goes_behind(graph: Graph, reader: Node, scaled: set[Value], factor: float, fold: _Fold) -> bool:
+    own, given = graph.spec(Value(reader.id)), graph.spec(reader.inputs[0])
+    if own.dtype != given.dtype or own.numel * FEWER > given.numel:
+        return False
+    fold.behind[reader.id] = factor
+    return True
+
+
+def _sum(graph: Graph, node: Node, scaled: set[Value], factor: float) -> Node | None:
+    """The sum with the factor in its `alpha`; None where both terms are scaled, or types differ."""
+    alpha = number(argument(graph.call(node), 2, "alpha"), 1)
+    if len(node.inputs) != 2 or node.args[:2] != (Slot(0), Slot(1)) or alpha is None:
+        return None
+    if len({graph.spec(value).dtype for value in (*node.inputs, Value(node.id))}) != 1:
+        return None
+    first, second = (value in scaled for value in node.inputs)
+    if second and not first:
+        return _with_alpha(node, node.inputs, alpha * factor)
+    if first and not second and node.op == _SUMS[0] and alpha == 1:
+        return _with_alpha(node, (node.inputs[1], node.inputs[0]), factor)
+    return None
+
+
+def _with_alpha(node: Node, inputs: tuple[Value, ...], alpha: float) -> Node:
+    named: tuple[tuple[str, Arg], ...] = () if alpha == 1 else (("alpha", alpha),)
+    return replace(node, inputs=inputs, args=(Slot(0), Slot(1)), kwargs=named)
