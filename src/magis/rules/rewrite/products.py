@@ -22,7 +22,6 @@ _LAYOUT = frozenset(
         select.int slice.Tensor squeeze.dim squeeze.dims t.default transpose.int unsqueeze.default view.default
     """)
 )
-)
 
 
 @dataclass(frozen=True, slots=True)
