@@ -22,6 +22,7 @@ _LAYOUT = frozenset(
         select.int slice.Tensor squeeze.dim squeeze.dims t.default transpose.int unsqueeze.default view.default
     """)
 )
+_RESHAPES = overloads("_unsafe_view.default reshape.default squeeze.dim unsqueeze.default view.default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,13 @@ def number(arg: Arg, default: float | None = None) -> float | None:
 def is_layout(node: Node) -> bool:
     """Whether it moves, repeats or leaves out elements of its only input, and changes none."""
     return node.op in _LAYOUT and len(node.inputs) == 1
+
+
+def same_elements(graph: Graph, node: Node) -> bool:
+    """Whether it gives a dense tensor the same elements in another shape."""
+    return (
+        node.op in _RESHAPES and graph.spec(node.inputs[0]).is_contiguous and graph.spec(Value(node.id)).is_contiguous
+    )
 
 
 def sole_reader(graph: Graph, value: Value) -> bool:
