@@ -55,8 +55,8 @@ def solve(
     link_share: float = 1.0,
 ) -> Solved | None:
     """The selection with the least peak, residents left out, that takes at most `max_latency_s` of recomputation; with
-    `max_peak_bytes` the fastest that stays within it, of equals the one with the least peak. None: none was found, in at
-    most `time_limit_s`. Swapping may use `link_share` of the time on the links."""
+    `max_peak_bytes` the fastest that stays within it, of equals the one with the least peak. None: none was found, in
+    at most `time_limit_s`. Swapping may use `link_share` of the time on the links."""
     model = _Model(given, moments, spans, link_share)
     if max_latency_s is not None:
         model.limit_latency(max_latency_s)

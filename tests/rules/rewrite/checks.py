@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 
 import torch
+from torch.utils._pytree import tree_map
 
 from builder import Recorded, record
 from magis import zoo
@@ -148,10 +149,12 @@ def _step(chosen: random.Random, values: list[Matrix]) -> Matrix:
 
 
 def toy(name: str) -> tuple[Workload, Captured]:
-    """A captured step of a small model."""
+    """A captured step of a small model, in float64."""
     torch.manual_seed(0)
     made = workload(zoo.build(name), name)
-    return made, capture(made)
+    batch = tree_map(lambda x: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x, made.batch)
+    double = Workload(made.model.double(), made.loss_fn, batch, made.update, name)
+    return double, capture(double)
 
 
 def assert_same_model(made: Workload, captured: Captured, graph: Graph) -> None:
@@ -163,4 +166,4 @@ def assert_same_model(made: Workload, captured: Captured, graph: Graph) -> None:
         for tensor, value in zip(inputs, saved):
             tensor.copy_(value)
     for a, b in zip(expected, computed(graph, inputs), strict=True):
-        torch.testing.assert_close(b, a, rtol=2e-4, atol=2e-5 * max(1.0, float(a.abs().max())) if a.numel() else 0.0)
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9 * max(1.0, float(a.abs().max())) if a.numel() else 0.0)
