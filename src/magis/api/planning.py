@@ -20,6 +20,7 @@ from magis.lower.lower import lower
 from magis.schedule.incremental import Scheduled
 from magis.search.fission import FissionSearch
 from magis.search.objective import Objective
+from magis.search.rewriting import rewritten
 from magis.search.search import INTERRUPTED, Found, Search, Watch
 from magis.search.splitting import Prices, SplitState, Splitter
 from magis.search.state import MState, Solution
@@ -109,18 +110,19 @@ def _searched(
     of parts, then of the plan found; if the limits do not hold then, the search is made again."""
     splitter = _splitter(costs, wide)
     watch = _watch(progress, baseline)
+    made = rewritten(base, costs.latency_s, splitter.prices.infer, lambda calls: costs.prepare(calls, progress))
     if costs.source == "simulated":
-        return _search(base, objective, costs, budget, watch, splitter)
-    likely = FissionSearch(base, objective, splitter, lambda: None, wide).samples()
+        return _search(base, made, objective, costs, budget, watch, splitter)
+    likely = FissionSearch(made, objective, splitter, lambda: None, wide).samples()
     costs.prepare([call for state in likely for call in _calls(state)], progress)
-    found = _search(base, objective, costs, budget, watch, splitter)
+    found = _search(base, made, objective, costs, budget, watch, splitter)
     for _ in range(MEASURED_SEARCHES - 1):
         costs.prepare(_calls(found.best), progress)
         best = _repriced(found.best, costs, splitter)
         found = replace(found, best=best, met=objective.met(best.latency_s, best.peak_bytes))
         if found.met or found.stop_reason == INTERRUPTED:
             return found
-        found = _search(base, objective, costs, budget, watch, splitter)
+        found = _search(base, made, objective, costs, budget, watch, splitter)
     costs.prepare(_calls(found.best), progress)
     best = _repriced(found.best, costs, splitter)
     return replace(found, best=best, met=objective.met(best.latency_s, best.peak_bytes))
@@ -145,16 +147,17 @@ def _splitter(costs: Costs, wide: bool) -> Splitter:
 
 
 def _search(
-    base: MState, objective: Objective, costs: Costs, budget: Budget, watch: Watch, splitter: Splitter
+    base: MState, made: MState, objective: Objective, costs: Costs, budget: Budget, watch: Watch, splitter: Splitter
 ) -> Found:
     """The search; for a limit on memory alone that it misses, in the time that is left also one for the least peak,
     which knows nothing of the limit: so limits that cannot be met end at the same peak."""
-    found = Search(base, objective, costs.latency_s, budget.seconds, budget.iterations, watch, splitter).run()
+    seconds, iterations = budget.seconds, budget.iterations
+    found = Search(base, objective, costs.latency_s, seconds, iterations, watch, splitter, made).run()
     left_s = None if budget.seconds is None else budget.seconds - found.seconds
     missed = objective.max_latency_s is None and not found.met and found.stop_reason != INTERRUPTED
     if not missed or (left_s is not None and left_s <= 0):
         return found
-    least = Search(base, Objective(None, 0), costs.latency_s, left_s, budget.iterations, watch, splitter).run()
+    least = Search(base, Objective(None, 0), costs.latency_s, left_s, iterations, watch, splitter, made).run()
     return found.followed_by(least, objective)
 
 

@@ -26,3 +26,8 @@ def rules() -> Mapping[str, Rule]:
                 raise ValueError(f"two rules are called {kind.name!r}")
             found[kind.name] = kind()
     return dict(sorted(found.items()))
+
+
+def rewrites() -> Mapping[str, Rule]:
+    """The rules that are identities of arithmetic, by name."""
+    return {name: rule for name, rule in rules().items() if type(rule).__module__.startswith("magis.rules.rewrite.")}

@@ -130,8 +130,8 @@ class FissionSearch:
         site = loose_ends(program.graph)
         change = Loosen().apply(program, site) if site else None
         if change is None:
-            return program, ()
-        return change.program, ((Loosen.name, site),)
+            return program, self.base.history
+        return change.program, (*self.base.history, (Loosen.name, site))
 
     def _analyzed(self, state: SplitState) -> list[Fission]:
         """Algorithm 1 with the hot-spots of a state."""

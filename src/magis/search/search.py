@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from magis.fission.parts import no_infer
 from magis.ir.graph import Call
 from magis.rules.base import Change, Rule
 from magis.rules.registry import rules
@@ -120,7 +121,8 @@ class _Entry:
 
 class Search:
     """One search. `base` is the captured step in eager's order; `latency_s` prices operator calls; at most
-    `iterations` states are made in at most `budget_s` seconds. Without a `splitter` nothing runs in parts."""
+    `iterations` states are made in at most `budget_s` seconds. Without a `splitter` nothing runs in parts. `rewritten`
+    is the step after rewrites, from which all goes on that is not done by hand."""
 
     def __init__(
         self,
@@ -131,8 +133,11 @@ class Search:
         iterations: int | None = None,
         watch: Watch = lambda found: None,
         splitter: Splitter | None = None,
+        rewritten: MState | None = None,
     ) -> None:
         self._splitter = splitter
+        self._infer = no_infer if splitter is None else splitter.prices.infer
+        self._rewritten = rewritten or base
         self._objective = objective
         self._latency_s = latency_s
         self._budget_s, self._iterations, self._watch = budget_s, iterations, watch
@@ -172,15 +177,17 @@ class Search:
             state = built(self._base, site, self._latency_s)
             if state is not None:
                 yield name, state
+        if self._rewritten is not self._base:
+            yield "rewritten", self._rewritten
         self._check()
         self._doing = "ordering"
-        scheduled = self._base.scheduled
+        scheduled = self._rewritten.scheduled
         better, _ = scheduled.improved() if len(scheduled.order) <= WHOLE else scheduled.lowered()
-        ordered = replace(self._base, scheduled=better)
+        ordered = replace(self._rewritten, scheduled=better)
         yield "order", ordered
         self._check()
         self._doing = "choosing exactly"
-        first = ordered if ordered.peak_bytes < self._base.peak_bytes else self._base
+        first = ordered if ordered.peak_bytes < self._rewritten.peak_bytes else self._rewritten
         for state in selected(first, self._objective, self._latency_s, self._remaining_s):
             yield "exact choice", state
             self._check()
@@ -190,7 +197,7 @@ class Search:
         if self._splitter is None:
             return
         self._doing = "splitting"
-        found = FissionSearch(self._base, self._objective, self._splitter, self._remaining_s, self._splitter.wide)
+        found = FissionSearch(self._rewritten, self._objective, self._splitter, self._remaining_s, self._splitter.wide)
         started = time.perf_counter()
         for name, state in found.states():
             tally = self._tallies[state.history[-1][0]]
@@ -223,7 +230,7 @@ class Search:
         try:
             for site in islice(rule.sites(state.scheduled, state.latencies_s.__getitem__), SITES):
                 tally.sites += 1
-                change = rule.apply(state.program, site)
+                change = rule.apply(state.program, site, self._infer)
                 if change is not None and self._is_new(state, change):
                     tally.applied += 1
                     better, _ = state.scheduled.after_edit(
