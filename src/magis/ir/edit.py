@@ -51,6 +51,11 @@ class GraphEdit:
         """The nodes there are now."""
         return self._nodes.keys()
 
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What the graph hands back now."""
+        return self._outputs
+
     def copy(self, node_id: NodeId, note: str) -> NodeId:
         """Adds a second instance of a node with the same inputs; `note` goes into its origin."""
         node = self._nodes[node_id]

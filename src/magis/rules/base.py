@@ -72,7 +72,7 @@ def remove_unread(edit: GraphEdit, program: Program, candidates: set[NodeId]) ->
     """Removes those of the candidates, and of what only they read, that nobody needs any more. What writes or is handed
     in stays, and the first draw of a random number: the generator has to move on."""
     graph = program.graph
-    wanted = {value.node for value in graph.outputs}
+    wanted = {value.node for value in edit.outputs}
     readers = {node_id: set(users) for node_id, users in graph.users.items()}
     for node_id in (edit.old_nodes | edit.new_nodes) & edit.node_ids():
         before = {value.node for value in graph.nodes[node_id].inputs} if node_id in graph.nodes else set()
