@@ -166,4 +166,6 @@ def assert_same_model(made: Workload, captured: Captured, graph: Graph) -> None:
         for tensor, value in zip(inputs, saved):
             tensor.copy_(value)
     for a, b in zip(expected, computed(graph, inputs), strict=True):
-        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9 * max(1.0, float(a.abs().max())) if a.numel() else 0.0)
+        torch.testing.assert_close(
+            b, a, rtol=1e-9, atol=1e-9 * max(1.0, float(a.double().abs().max())) if a.numel() else 0.0
+        )
