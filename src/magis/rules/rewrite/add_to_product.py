@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from magis.fission.parts import CannotInferError, Infer, no_infer
+from magis.fission.parts import Infer, no_infer
 from magis.fission.tree import Program
 from magis.ir.args import Slot
 from magis.ir.graph import Graph, Node, NodeId, Value
@@ -23,7 +23,7 @@ from magis.rules.base import Change, Latency, Site
 from magis.rules.rewrite.products import (
     Calculation,
     Product,
-    in_parts,
+    in_turns,
     number,
     product_of,
     same_elements,
@@ -35,7 +35,7 @@ _SIGNS = {"aten.add.Tensor": 1.0, "aten.sub.Tensor": -1.0}
 
 
 class AddToProduct:
-    """Site: the sums that go. Those that share a neighbour with an earlier one of the site stay."""
+    """Site: the sums that go. Those that share a neighbour go one after the other."""
 
     name: ClassVar[str] = "add to product"
 
@@ -49,21 +49,7 @@ class AddToProduct:
 
     def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Makes them biases. None when one of them is not there or adds nothing to a product."""
-        graph = program.graph
-        taken: set[NodeId] = set()
-        rewriting = Calculation(program, infer)
-        try:
-            for number_ in site:
-                node = graph.nodes.get(NodeId(number_))
-                found = None if node is None else _sum(graph, node)
-                if found is None or in_parts(program, found.touched):
-                    return None
-                if taken.isdisjoint(found.touched):
-                    found.do(rewriting)
-                    taken |= found.touched
-            return rewriting.finish() if taken else None
-        except CannotInferError:
-            return None
+        return in_turns(program, site, infer, _sum)
 
 
 @dataclass(frozen=True)

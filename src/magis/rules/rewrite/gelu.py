@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from math import isclose, isfinite, pi, sqrt, tanh
 from typing import ClassVar
 
-from magis.fission.parts import CannotInferError, Infer, no_infer
+from magis.fission.parts import Infer, no_infer
 from magis.fission.tree import Program
 from magis.ir.args import Arg, Slot
 from magis.ir.graph import Graph, Node, NodeId, Value
 from magis.ops.rule import argument
 from magis.rules.base import Change, Latency, Site
-from magis.rules.rewrite.editing import Rewriting
-from magis.rules.rewrite.products import in_parts, number, overwritten
+from magis.rules.rewrite.products import Calculation, in_turns, number, overwritten
 from magis.rules.rewrite.scale import scale_of
 from magis.schedule.incremental import Scheduled
 
@@ -42,7 +41,7 @@ class WholeGelu:
     def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
         """All of them at once, then each alone, the slowest first."""
         graph = state.flat.graph
-        found = [node.id for node in graph.nodes.values() if node.op == _TANH and _Group.of(graph, node) is not None]
+        found = [node.id for node in graph.nodes.values() if _Group.of(graph, node) is not None]
         found.sort(key=lambda n: (-latency_s(n), n))
         if len(found) > 1:
             yield tuple(found)
@@ -50,18 +49,7 @@ class WholeGelu:
 
     def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Puts them together. None where there is no such group, or where its tanh would still be needed."""
-        graph = program.graph
-        rewriting = Rewriting(program, infer)
-        try:
-            for number_ in site:
-                node = graph.nodes.get(NodeId(number_))
-                group = _Group.of(graph, node) if node is not None and node.op == _TANH else None
-                if group is None or in_parts(program, {value.node for value in group.numbers}):
-                    return None
-                group.put_together(rewriting)
-            change = rewriting.finish() if site else None
-        except CannotInferError:
-            return None
+        change = in_turns(program, site, infer, _Group.of)
         if change is None or any(n in change.program.graph.nodes for n in site):
             return None
         return change
@@ -101,7 +89,7 @@ class _Group:
     @classmethod
     def of(cls, graph: Graph, middle: Node) -> _Group | None:
         """The group of a GELU; None when the tanh is no part of one."""
-        for x in _ancestors(graph, middle):
+        for x in _ancestors(graph, middle) if middle.op == _TANH else ():
             if len(graph.users[x.node]) < 2 or not graph.spec(x).dtype.is_floating:
                 continue
             group = cls(graph, x)
@@ -113,7 +101,13 @@ class _Group:
         """The operators that compute those numbers."""
         return [value for value, numbers in self.numbers.items() if _same(numbers, wanted)]
 
-    def put_together(self, rewriting: Rewriting) -> None:
+    @property
+    def touched(self) -> set[NodeId]:
+        """The operators of the group, what they read and what reads them."""
+        nodes = {value.node for value in self.numbers}
+        return nodes.union(*(self.graph.users[n] for n in nodes))
+
+    def do(self, rewriting: Calculation) -> None:
         """Operators of PyTorch for the result and the gradient."""
         for wanted, op in ((_FORWARD, "aten.gelu.default"), (_GRADIENT, "aten.gelu_backward.default")):
             for old in self.results(wanted):

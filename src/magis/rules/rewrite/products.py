@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from magis.fission.parts import Infer
+from magis.fission.parts import CannotInferError, Infer
 from magis.fission.tree import Program
 from magis.ir.args import Arg, Args, Kwargs, Slot, Symbol
 from magis.ir.dtype import DType
 from magis.ir.graph import Call, Graph, Node, NodeId, Value
 from magis.ops.arguments import overloads
 from magis.ops.rule import argument
+from magis.rules.base import Change, Site
 from magis.rules.rewrite.editing import CannotRewriteError, Rewriting
 
 _PLAIN = {"aten.mm.default": "aten.addmm.default", "aten.bmm.default": "aten.baddbmm.default"}
@@ -134,3 +136,60 @@ class Calculation(Rewriting):
             options: Kwargs = (("dtype", spec.dtype), ("device", Symbol("device", spec.device)))
             self._zeros[key] = self.add("aten.full.default", (), (), 0.0, kwargs=options)
         return self._zeros[key]
+
+
+class Local(Protocol):
+    """One place of a rewrite: the nodes that change or that lie between, and the change."""
+
+    @property
+    def touched(self) -> Set[NodeId]:
+        """Those nodes."""
+
+    def do(self, rewriting: Calculation) -> None:
+        """Makes the change."""
+
+
+def in_turns(program: Program, site: Site, infer: Infer, find: Callable[[Graph, Node], Local | None]) -> Change | None:
+    """The rewrite at all nodes of a site; where two places touch each other, one after the other. None when it does not
+    apply at one of them."""
+    left = [NodeId(number) for number in site]
+    done: Change | None = None
+    while left:
+        now = program if done is None else done.program
+        found = _one_turn(now, left, infer, find)
+        if found is None:
+            return None
+        change, left = found
+        done = change if done is None else _after(program, done, change)
+    return done
+
+
+def _one_turn(
+    program: Program, nodes: list[NodeId], infer: Infer, find: Callable[[Graph, Node], Local | None]
+) -> tuple[Change, list[NodeId]] | None:
+    """The rewrite at those places that touch no earlier one, and the nodes of the others."""
+    graph = program.graph
+    taken: set[NodeId] = set()
+    left = []
+    rewriting = Calculation(program, infer)
+    try:
+        for node_id in nodes:
+            node = graph.nodes.get(node_id)
+            local = None if node is None else find(graph, node)
+            if local is None or in_parts(program, local.touched):
+                return None
+            if taken.isdisjoint(local.touched):
+                local.do(rewriting)
+                taken |= local.touched
+            else:
+                left.append(node_id)
+        return rewriting.finish(), left
+    except CannotInferError:
+        return None
+
+
+def _after(program: Program, first: Change, second: Change) -> Change:
+    """Two changes as one."""
+    old = (first.old_nodes | second.old_nodes) & program.graph.nodes.keys()
+    new = (first.new_nodes | second.new_nodes) & second.program.graph.nodes.keys()
+    return Change(second.program, old, new)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import ClassVar
 
-from magis.fission.parts import CannotInferError, Infer, no_infer
+from magis.fission.parts import Infer, no_infer
 from magis.fission.tree import Program
 from magis.ir.args import Arg, Slot
 from magis.ir.graph import Graph, Node, NodeId, Value
@@ -27,7 +27,7 @@ from magis.rules.base import Change, Latency, Site
 from magis.rules.rewrite.products import (
     Calculation,
     Product,
-    in_parts,
+    in_turns,
     is_layout,
     number,
     overwritten,
@@ -45,7 +45,7 @@ FEWER = 8
 
 
 class MoveScale:
-    """Site: the scales that go. Those that share a neighbour with an earlier one of the site stay."""
+    """Site: the scales that go. Those that share a neighbour go one after the other."""
 
     name: ClassVar[str] = "move scale"
 
@@ -61,21 +61,7 @@ class MoveScale:
 
     def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Moves them. None when one of them is not there, is no scale or cannot go."""
-        graph = program.graph
-        taken: set[NodeId] = set()
-        rewriting = Calculation(program, infer)
-        try:
-            for number_ in site:
-                node = graph.nodes.get(NodeId(number_))
-                fold = None if node is None else _fold(graph, node)
-                if fold is None or in_parts(program, fold.touched):
-                    return None
-                if taken.isdisjoint(fold.touched):
-                    fold.do(rewriting)
-                    taken |= fold.touched
-            return rewriting.finish() if taken else None
-        except CannotInferError:
-            return None
+        return in_turns(program, site, infer, _fold)
 
 
 def scale_of(graph: Graph, node: Node) -> tuple[Value, float] | None:
