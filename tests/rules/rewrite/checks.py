@@ -78,7 +78,7 @@ def computed(graph: Graph, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     storages = {t.untyped_storage().data_ptr() for t in [*inputs, *returned] if t.numel()}
     before = {t.untyped_storage().data_ptr() for t in inputs if t.numel()}
     assert len(storages - before) >= len({id(t) for t in returned}) - len(before)
-    return [t.detach().clone() for t in (*returned, *inputs)]
+    return [t.detach().clone(memory_format=torch.preserve_format) for t in (*returned, *inputs)]
 
 
 def assert_same(recorded: Recorded, graph: Graph, tolerance: float = 1e-9) -> None:
@@ -86,7 +86,7 @@ def assert_same(recorded: Recorded, graph: Graph, tolerance: float = 1e-9) -> No
     expected = computed(recorded.graph, recorded.fresh_inputs())
     found = computed(graph, recorded.fresh_inputs())
     for a, b in zip(expected, found, strict=True):
-        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
         torch.testing.assert_close(b, a, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
