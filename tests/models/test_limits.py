@@ -18,8 +18,7 @@ from magis.capture.capture import Captured, capture
 from magis.capture.workload import Workload, workload
 from magis.lower.lower import lower
 from magis.search.objective import Objective
-from magis.sim.simulate import simulate
-from magis.sim.timeline import no_latency
+from magis.sim.timeline import timeline
 
 pytestmark = [
     pytest.mark.model,
@@ -49,7 +48,7 @@ def measured_peak(found: Planned, inputs: list[torch.Tensor]) -> int:
 
 def predicted_peak(found: Planned) -> int:
     """Without what kernels allocate for themselves, which storages do not show."""
-    return simulate(lower(found.program, found.schedule, infer), no_latency).peak_bytes
+    return timeline(lower(found.program, found.schedule, infer)).peak_bytes
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])
