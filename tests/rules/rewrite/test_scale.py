@@ -64,6 +64,11 @@ def test_attention_loses_both_passes_over_the_scores() -> None:
         (lambda a, b, c: (-(c.tanh() / 4)).exp(), ["tanh", "mul", "exp"]),
         (lambda a, b, c: (c.tanh() / 4).sum(), ["tanh", "sum", "mul"]),
         (lambda a, b, c: (c.tanh() / 4).sum(0), ["tanh", "div", "sum"]),
+        (lambda a, b, c: (c.exp().sum().expand(4, 4) / 4).tanh(), ["exp", "sum", "mul", "tanh"]),
+        (lambda a, b, c: c.exp().sum().expand(4, 4) * (c.tanh() / 4), ["exp", "sum", "mul", "tanh", "mul"]),
+        (lambda a, b, c: (c.exp().sum().expand(4, 4) * 3) * (c.tanh() / 4), ["exp", "sum", "mul", "tanh", "mul"]),
+        (lambda a, b, c: c.exp()[0].expand(4, 4) * (c.tanh() / 4), ["exp", "div", "tanh", "mul"]),
+        (lambda a, b, c: (lambda x: x.exp() * (x / 4))(c.sum().expand(4, 4)), ["sum", "exp", "div", "mul"]),
         (lambda a, b, c: (c.tanh() * 0).exp() @ b.t(), ["tanh", "mul", "exp", "mm"]),
     ],
 )

@@ -150,12 +150,17 @@ class Local(Protocol):
 
 
 def in_turns(program: Program, site: Site, infer: Infer, find: Callable[[Graph, Node], Local | None]) -> Change | None:
-    """The rewrite at all nodes of a site; where two places touch each other, one after the other. None when it does not
-    apply at one of them."""
+    """The rewrite at all nodes of a site; where two places touch each other, one after the other, if it still applies.
+    None when it does not apply at one of them from the start."""
     left = [NodeId(number) for number in site]
     done: Change | None = None
     while left:
-        now = program if done is None else done.program
+        now = program
+        if done is not None:
+            now = done.program
+            left = [n for n in left if n in now.graph.nodes and find(now.graph, now.graph.nodes[n]) is not None]
+            if not left:
+                break
         found = _one_turn(now, left, infer, find)
         if found is None:
             return None

@@ -7,7 +7,8 @@
     after    d = softmax_backward(...);  dq = baddbmm(0, d, k, beta=0, alpha=1/8);  dk = ...
 
 Backwards to the product that makes what is scaled, or forwards to all that reads it: products, sums with a factor
-(`add`, `sub`, and updates `add_`), other scales; behind sums that leave few elements. Views and copies between stay.
+(`add`, `sub`, and updates `add_`), other scales; behind sums that leave few elements; before an `expand` of few
+elements, also across a product of elements with it. Views and copies between stay.
 Saves a pass over the scaled tensor, and a tensor of its size. Trades nothing but a launch that makes a number.
 """
 
@@ -41,7 +42,7 @@ _OVER = ("aten.div.Tensor", "aten.div.Scalar")
 _SUMS = ("aten.add.Tensor", "aten.sub.Tensor", "aten.add_.Tensor", "aten.sub_.Tensor")
 _TOTALS = ("aten.sum.dim_IntList", "aten.sum.default", "aten.mean.dim", "aten.mean.default")
 FEWER = 8
-"""How many times fewer elements a sum must leave for a scale to go behind it."""
+"""How many times fewer elements a sum must leave, or an expansion start from, for a scale to go to them."""
 
 
 class MoveScale:
@@ -88,18 +89,21 @@ def _factor(node: Node) -> float | None:
 
 @dataclass(frozen=True)
 class _Fold:
-    """How a scale goes: the products and other nodes that take its factor, and what it is scaled behind."""
+    """How a scale goes: the products and other nodes that take its factor, the sums that it goes behind, or the
+    expansion that it goes before."""
 
     scale: Node
     products: dict[NodeId, Product] = field(default_factory=dict)
     calls: dict[NodeId, Node] = field(default_factory=dict)
     behind: dict[NodeId, float] = field(default_factory=dict)
+    before: NodeId | None = None
     passed: frozenset[NodeId] = frozenset()
 
     @property
     def touched(self) -> set[NodeId]:
         """The nodes that change, and those between."""
-        return {self.scale.id, *self.passed, *self.products, *self.calls, *self.behind}
+        before = () if self.before is None else (self.before,)
+        return {self.scale.id, *self.passed, *self.products, *self.calls, *self.behind, *before}
 
     def do(self, rewriting: Calculation) -> None:
         """Puts the factor where it goes; readers of the scale then read what it scaled."""
@@ -112,14 +116,21 @@ class _Fold:
             origin = graph.nodes[node_id].origin
             made = rewriting.add("aten.mul.Tensor", (Value(node_id),), Slot(0), factor, origin=origin)
             rewriting.replace(Value(node_id), made)
-        rewriting.replace(Value(self.scale.id), self.scale.inputs[0])
+        if self.before is not None:
+            node = graph.nodes[self.before]
+            found = scale_of(graph, self.scale)
+            assert found is not None
+            few = rewriting.add("aten.mul.Tensor", node.inputs, Slot(0), found[1], origin=self.scale.origin)
+            many = rewriting.add(node.op, (few,), *node.args, kwargs=node.kwargs, origin=node.origin)
+            rewriting.replace(Value(self.before), many)
+        rewriting.replace(Value(self.scale.id), rewriting.edit.node(self.scale.id).inputs[0])
 
 
 def _fold(graph: Graph, node: Node) -> _Fold | None:
     found = scale_of(graph, node)
     if found is None or not graph.users[node.id] or Value(node.id) in graph.outputs or overwritten(graph, found[0]):
         return None
-    return _backwards(graph, node, *found) or _forwards(graph, node, *found)
+    return _backwards(graph, node, *found) or _forwards(graph, node, *found) or _before_expand(graph, node, found[0])
 
 
 def _backwards(graph: Graph, node: Node, source: Value, factor: float) -> _Fold | None:
@@ -155,6 +166,41 @@ def _forwards(graph: Graph, node: Node, source: Value, factor: float) -> _Fold |
     if not all(_takes(graph, reader, pending, factor, fold) for reader in readers.values()):
         return None
     return fold
+
+
+def _before_expand(graph: Graph, node: Node, source: Value) -> _Fold | None:
+    """The scale goes before an expansion: of what it scales, or of what the only reader multiplies that with."""
+    passed = {node.id, *graph.users[node.id]}
+    found = _expansion(graph, source, passed) or _expansion_beside(graph, node, passed)
+    return None if found is None else _Fold(node, before=found, passed=frozenset(passed))
+
+
+def _expansion_beside(graph: Graph, node: Node, passed: set[NodeId]) -> NodeId | None:
+    """The expansion of few elements with which all that reads a scale multiplies it."""
+    (first, *others) = graph.users[node.id]
+    reader = graph.nodes[first]
+    if others or reader.op != _TIMES[0] or len(reader.inputs) != 2:
+        return None
+    if len({graph.spec(value).dtype for value in (*reader.inputs, Value(reader.id))}) != 1:
+        return None
+    (other,) = (value for value in reader.inputs if value.node != node.id)
+    return _expansion(graph, other, passed)
+
+
+def _expansion(graph: Graph, value: Value, passed: set[NodeId]) -> NodeId | None:
+    """The expansion of few elements behind a tensor that nobody else reads; the nodes between are added to `passed`."""
+    between = set()
+    while sole_reader(graph, value):
+        node = graph.nodes[value.node]
+        between.add(node.id)
+        few = graph.spec(node.inputs[0]).numel * FEWER <= graph.spec(value).numel if node.inputs else False
+        if node.op == "aten.expand.default" and few:
+            passed |= between
+            return node.id
+        if not is_layout(node) and scale_of(graph, node) is None:
+            return None
+        value = node.inputs[0]
+    return None
 
 
 def _takes(graph: Graph, reader: Node, scaled: set[Value], factor: float, fold: _Fold) -> bool:
