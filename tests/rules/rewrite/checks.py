@@ -144,6 +144,7 @@ def _step(chosen: random.Random, values: list[Matrix]) -> Matrix:
         lambda: x.sum(0, keepdim=True).expand(4, 4),
         lambda: x.pow(chosen.choice([1.0, 2, 3])).tanh(),
         lambda: x + chosen.choice([0, 1.0]),
+        lambda: x.tanh() * y,
     ]
     return chosen.choice(steps)()
 

@@ -12,6 +12,8 @@ from rewrite.checks import operators as launched
 
 from builder import record
 from magis.fission.tree import Cut, Fission, Program
+from magis.rules.base import Rule
+from magis.rules.rewrite.add_to_elements import AddToElements
 from magis.rules.rewrite.gelu import WholeGelu
 from magis.rules.rewrite.scale import MoveScale
 
@@ -59,9 +61,12 @@ def test_without_gradient(formula: Formula) -> None:
 
 
 @pytest.mark.parametrize("formula", FORMS)
-def test_after_scales_have_moved(formula: Formula) -> None:
+@pytest.mark.parametrize("others", [[MoveScale()], [AddToElements()], [AddToElements(), MoveScale()]])
+def test_after_other_rewrites(formula: Formula, others: list[Rule]) -> None:
     recorded = record(trained(formula), [X, G])
-    graph, _ = everywhere(MoveScale(), recorded.graph)
+    graph = recorded.graph
+    for other in others:
+        graph, _ = everywhere(other, graph)
     graph, times = everywhere(RULE, graph)
     assert times == 1
     assert_same(recorded, graph)

@@ -208,6 +208,13 @@ def _binary(function: Callable[[float, float], float]) -> Callable[[Graph, Node,
     return compute
 
 
+def _sum_with_product(graph: Graph, node: Node, read: Sequence[float]) -> float:
+    factor = number(dict(node.kwargs).get("value"), 1)
+    if factor is None:
+        raise ValueError(node.op)
+    return _operand(node, 0, read) + factor * _operand(node, 1, read) * _operand(node, 2, read)
+
+
 _COMPUTE: dict[str, Callable[[Graph, Node, Sequence[float]], float]] = {
     _TANH: lambda graph, node, read: tanh(read[0]),
     "aten.alias.default": lambda graph, node, read: read[0],
@@ -216,6 +223,7 @@ _COMPUTE: dict[str, Callable[[Graph, Node, Sequence[float]], float]] = {
     "aten.add.Tensor": _sum(1),
     "aten.add.Scalar": _sum(1),
     "aten.sub.Tensor": _sum(-1),
+    "aten.addcmul.default": _sum_with_product,
     "aten.mul.Tensor": _binary(lambda a, b: a * b),
     "aten.mul.Scalar": _binary(lambda a, b: a * b),
     "aten.div.Tensor": _binary(lambda a, b: a / b),

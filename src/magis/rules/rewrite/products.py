@@ -122,6 +122,10 @@ class Calculation(Rewriting):
             raise CannotRewriteError(f"{op} gives another type of result than {node.op}")
         self.edit.replace_node(replace(node, op=op, inputs=inputs, args=args, kwargs=kwargs))
 
+    def unread(self, node: NodeId) -> None:
+        """A node may go if nobody reads it any more."""
+        self._replaced.add(node)
+
     def put_product(self, node: Node, product: Product) -> None:
         """Makes a node that product."""
         bare = product.bias is None and product.alpha != 1
