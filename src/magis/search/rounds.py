@@ -194,7 +194,7 @@ def _carried_out(
             continue
         edited = state.scheduled.edited(change.program.graph, change.old_nodes, change.new_nodes)
         state = state.followed_by((Swap.name, where), change, edited, latency_s)
-    return None if state is base else state
+    return None if state is base or not state.fits_host else state
 
 
 def _worst(base: MState, given: Candidates, chosen: Selection, spans: Spans, state: MState) -> list[tuple[Key, Moment]]:

@@ -236,7 +236,9 @@ class Search:
                     better, _ = state.scheduled.after_edit(
                         change.program.graph, change.old_nodes, change.new_nodes, EXPLORING, thorough=False
                     )
-                    self._meet(state.followed_by((name, site), change, better, self._latency_s))
+                    made = state.followed_by((name, site), change, better, self._latency_s)
+                    if made.fits_host:
+                        self._meet(made)
                 self._check()
         finally:
             tally.seconds += time.perf_counter() - start

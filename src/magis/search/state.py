@@ -11,6 +11,7 @@ from typing import Protocol
 from magis.fission.tree import Program
 from magis.ir.fingerprint import Fingerprint, fingerprint, update_fingerprint
 from magis.ir.graph import Call, Graph, NodeId, Schedule
+from magis.ops.swap import STORE
 from magis.rules.base import Change, Site
 from magis.schedule.incremental import Scheduled
 from magis.schedule.transfers import with_placed_transfers
@@ -85,6 +86,13 @@ class MState:
     def latency_s(self) -> float:
         """Seconds of all operators, and of all waits for transfers."""
         return fsum([*(self.latencies_s[node] for node in self.scheduled.order), *self._stalls])
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether all that is swapped out, at whatever time, fits into host memory."""
+        nodes = self.graph.nodes.values()
+        away = sum(spec.nbytes for node in nodes if node.op == STORE for spec in node.outputs if spec is not None)
+        return away <= (0 if self.host is None else self.host.memory_bytes)
 
     @property
     def stalls_s(self) -> float:
