@@ -95,11 +95,17 @@ def sole_reader(graph: Graph, value: Value) -> bool:
 
 
 def overwritten(graph: Graph, value: Value) -> bool:
-    """Whether the value lies in memory that the step writes into."""
+    """Whether the value lies in memory that the step writes into: that of an input, then."""
     root = graph.root(value)
-    return graph.nodes[root.node].is_input and root in {
-        graph.root(node.inputs[index]) for node in graph.nodes.values() for index in node.written()
-    }
+    there = [root] if graph.nodes[root.node].is_input else []
+    for seen in there:
+        for node in (graph.nodes[user] for user in graph.users[seen.node]):
+            for output, spec in enumerate(node.outputs):
+                if spec is not None and spec.alias_of is not None and node.inputs[spec.alias_of] == seen:
+                    if spec.writes:
+                        return True
+                    there.append(Value(node.id, output))
+    return False
 
 
 def in_parts(program: Program, nodes: Iterable[NodeId]) -> bool:
