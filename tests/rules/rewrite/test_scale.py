@@ -69,6 +69,10 @@ def test_attention_loses_both_passes_over_the_scores() -> None:
         (lambda a, b, c: (c.exp().sum().expand(4, 4) * 3) * (c.tanh() / 4), ["exp", "sum", "mul", "tanh", "mul"]),
         (lambda a, b, c: c.exp()[0].expand(4, 4) * (c.tanh() / 4), ["exp", "div", "tanh", "mul"]),
         (lambda a, b, c: (lambda x: x.exp() * (x / 4))(c.sum().expand(4, 4)), ["sum", "exp", "div", "mul"]),
+        (lambda a, b, c: torch.addcmul(c, c.tanh() / 4, c.exp()), ["tanh", "exp", "addcmul"]),
+        (lambda a, b, c: (lambda x: torch.addcmul(c, x, x, value=3))(c.tanh() / 4), ["tanh", "addcmul"]),
+        (lambda a, b, c: (lambda x: torch.addcmul(c, x, x.t()))(c.tanh() / 4), ["tanh", "addcmul"]),
+        (lambda a, b, c: torch.addcmul(c.tanh() / 4, c, c.exp()), ["tanh", "div", "exp", "addcmul"]),
         (lambda a, b, c: (c.tanh() * 0).exp() @ b.t(), ["tanh", "mul", "exp", "mm"]),
     ],
 )

@@ -7,8 +7,8 @@
     after    d = softmax_backward(...);  dq = baddbmm(0, d, k, beta=0, alpha=1/8);  dk = ...
 
 Backwards to the product that makes what is scaled, or forwards to all that reads it: products, sums with a factor
-(`add`, `sub`, and updates `add_`), other scales; behind sums that leave few elements; before an `expand` of few
-elements, also across a product of elements with it. Views and copies between stay.
+(`add`, `sub`, `addcmul`, and updates `add_`), other scales; behind sums that leave few elements; before an `expand`
+of few elements, also across a product of elements with it. Views and copies between stay.
 Saves a pass over the scaled tensor, and a tensor of its size. Trades nothing but a launch that makes a number.
 """
 
@@ -40,6 +40,7 @@ from magis.schedule.incremental import Scheduled
 _TIMES = ("aten.mul.Tensor", "aten.mul.Scalar")
 _OVER = ("aten.div.Tensor", "aten.div.Scalar")
 _SUMS = ("aten.add.Tensor", "aten.sub.Tensor", "aten.add_.Tensor", "aten.sub_.Tensor")
+_SUM_OF_ELEMENTS = "aten.addcmul.default"
 _TOTALS = ("aten.sum.dim_IntList", "aten.sum.default", "aten.mean.dim", "aten.mean.default")
 FEWER = 8
 """How many times fewer elements a sum must leave, or an expansion start from, for a scale to go to them."""
@@ -217,7 +218,11 @@ def _takes(graph: Graph, reader: Node, scaled: set[Value], factor: float, fold: 
         return True
     if reader.op in _TOTALS:
         return _goes_behind(graph, reader, scaled, factor, fold)
-    call = _sum(graph, reader, scaled, factor) if reader.op in _SUMS else None
+    call = None
+    if reader.op in _SUMS:
+        call = _sum(graph, reader, scaled, factor)
+    elif reader.op == _SUM_OF_ELEMENTS:
+        call = _sum_of_elements(graph, reader, scaled, factor)
     if call is not None:
         fold.calls[reader.id] = call
     return call is not None
@@ -244,6 +249,18 @@ def _sum(graph: Graph, node: Node, scaled: set[Value], factor: float) -> Node | 
     if first and not second and node.op == _SUMS[0] and alpha == 1:
         return _with_alpha(node, (node.inputs[1], node.inputs[0]), factor)
     return None
+
+
+def _sum_of_elements(graph: Graph, node: Node, scaled: set[Value], factor: float) -> Node | None:
+    """The sum `r + value * x * y` with the factor of x or y, or of both, in its `value`."""
+    value = number(argument(graph.call(node), 3, "value"), 1)
+    terms = [node.inputs[arg.index] for arg in node.args if isinstance(arg, Slot)]
+    if value is None or len(terms) != 3 or terms[0] in scaled:
+        return None
+    if len({graph.spec(term).dtype for term in (*terms, Value(node.id))}) != 1:
+        return None
+    times = sum(term in scaled for term in terms)
+    return replace(node, args=node.args[:3], kwargs=(("value", value * factor**times),))
 
 
 def _with_alpha(node: Node, inputs: tuple[Value, ...], alpha: float) -> Node:
