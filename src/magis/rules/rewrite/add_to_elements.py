@@ -19,7 +19,7 @@ from magis.ir.args import Kwargs, Slot
 from magis.ir.graph import Graph, Node, NodeId, Value
 from magis.ops.rule import argument
 from magis.rules.base import Change, Latency, Site
-from magis.rules.rewrite.products import Calculation, in_turns, number, overwritten, sole_reader
+from magis.rules.rewrite.products import Calculation, all_then_each, in_turns, number, overwritten, sole_reader
 from magis.schedule.incremental import Scheduled
 
 _SIGNS = {"aten.add.Tensor": 1.0, "aten.sub.Tensor": -1.0}
@@ -33,12 +33,7 @@ class AddToElements:
 
     def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
         """All of them at once, then each alone, the slowest first."""
-        graph = state.flat.graph
-        found = [node.id for node in graph.nodes.values() if _sum(graph, node) is not None]
-        found.sort(key=lambda n: (-latency_s(n), n))
-        if len(found) > 1:
-            yield tuple(found)
-        yield from ((n,) for n in found)
+        yield from all_then_each(state.flat.graph, latency_s, _sum)
 
     def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Puts sums and products together. None where a sum adds no product that only it reads."""

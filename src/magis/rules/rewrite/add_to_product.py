@@ -23,6 +23,7 @@ from magis.rules.base import Change, Latency, Site
 from magis.rules.rewrite.products import (
     Calculation,
     Product,
+    all_then_each,
     in_turns,
     number,
     product_of,
@@ -41,11 +42,7 @@ class AddToProduct:
 
     def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
         """All of them at once, then each alone, the slowest first."""
-        graph, position = state.flat.graph, state.position
-        found = [node.id for node in graph.nodes.values() if _sum(graph, node) is not None]
-        if len(found) > 1:
-            yield tuple(sorted(found, key=lambda n: position[n]))
-        yield from ((n,) for n in sorted(found, key=lambda n: (-latency_s(n), n)))
+        yield from all_then_each(state.flat.graph, latency_s, _sum)
 
     def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Makes them biases. None when one of them is not there or adds nothing to a product."""

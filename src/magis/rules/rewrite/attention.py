@@ -22,7 +22,15 @@ from magis.ir.args import Kwargs, Slot
 from magis.ir.dtype import DType
 from magis.ir.graph import Graph, Node, NodeId, Value
 from magis.rules.base import Change, Latency, Site
-from magis.rules.rewrite.products import Calculation, Product, in_turns, overwritten, product_of, sole_reader
+from magis.rules.rewrite.products import (
+    Calculation,
+    Product,
+    all_then_each,
+    in_turns,
+    overwritten,
+    product_of,
+    sole_reader,
+)
 from magis.rules.rewrite.scale import scale_of
 from magis.schedule.incremental import Scheduled
 
@@ -41,12 +49,7 @@ class WholeAttention:
 
     def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
         """All of them at once, then each alone, the slowest first."""
-        graph = state.flat.graph
-        found = [node.id for node in graph.nodes.values() if _attention(graph, node) is not None]
-        found.sort(key=lambda n: (-latency_s(n), n))
-        if len(found) > 1:
-            yield tuple(found)
-        yield from ((n,) for n in found)
+        yield from all_then_each(state.flat.graph, latency_s, _attention)
 
     def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Puts them together. None where there is no such attention."""

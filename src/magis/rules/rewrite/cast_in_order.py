@@ -17,7 +17,7 @@ from magis.fission.tree import Program
 from magis.ir.args import Slot, Symbol
 from magis.ir.graph import Graph, Node, NodeId, Value
 from magis.rules.base import Change, Latency, Site
-from magis.rules.rewrite.products import Calculation, in_turns, is_layout, overwritten, sole_reader
+from magis.rules.rewrite.products import Calculation, all_then_each, in_turns, is_layout, overwritten, sole_reader
 from magis.schedule.incremental import Scheduled
 
 _COPY, _CAST = "aten.clone.default", "aten._to_copy.default"
@@ -31,12 +31,7 @@ class CastInOrder:
 
     def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
         """All of them at once, then each alone, the slowest first."""
-        graph = state.flat.graph
-        found = [node.id for node in graph.nodes.values() if _ordered(graph, node) is not None]
-        found.sort(key=lambda n: (-latency_s(n), n))
-        if len(found) > 1:
-            yield tuple(found)
-        yield from ((n,) for n in found)
+        yield from all_then_each(state.flat.graph, latency_s, _ordered)
 
     def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Casts in order. None where what is copied is no cast that only the copy reads."""

@@ -20,7 +20,7 @@ from magis.ir.args import Arg, Slot
 from magis.ir.graph import Graph, Node, NodeId, Value
 from magis.ops.rule import argument
 from magis.rules.base import Change, Latency, Site
-from magis.rules.rewrite.products import Calculation, in_turns, number, overwritten
+from magis.rules.rewrite.products import Calculation, all_then_each, in_turns, number, overwritten
 from magis.rules.rewrite.scale import scale_of
 from magis.schedule.incremental import Scheduled
 
@@ -40,12 +40,7 @@ class WholeGelu:
 
     def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
         """All of them at once, then each alone, the slowest first."""
-        graph = state.flat.graph
-        found = [node.id for node in graph.nodes.values() if _Group.of(graph, node) is not None]
-        found.sort(key=lambda n: (-latency_s(n), n))
-        if len(found) > 1:
-            yield tuple(found)
-        yield from ((n,) for n in found)
+        yield from all_then_each(state.flat.graph, latency_s, _Group.of)
 
     def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Puts them together. None where there is no such group, or where its tanh would still be needed."""

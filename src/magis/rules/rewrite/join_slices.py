@@ -19,7 +19,7 @@ from magis.ir.graph import Graph, Node, NodeId, Value
 from magis.ops.arguments import int_at
 from magis.ops.layout import slice_range
 from magis.rules.base import Change, Latency, Site
-from magis.rules.rewrite.products import Calculation, in_turns, sole_reader
+from magis.rules.rewrite.products import Calculation, all_then_each, in_turns, sole_reader
 from magis.schedule.incremental import Scheduled
 
 _FILL = "aten.slice_backward.default"
@@ -32,12 +32,7 @@ class JoinSlices:
 
     def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
         """All of them at once, then each alone, the slowest first."""
-        graph = state.flat.graph
-        found = [node.id for node in graph.nodes.values() if _join(graph, node) is not None]
-        found.sort(key=lambda n: (-latency_s(n), n))
-        if len(found) > 1:
-            yield tuple(found)
-        yield from ((n,) for n in found)
+        yield from all_then_each(state.flat.graph, latency_s, _join)
 
     def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Joins them. None where what is added are no slices that make a whole."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -157,6 +157,17 @@ class Local(Protocol):
 
     def do(self, rewriting: Calculation) -> None:
         """Makes the change."""
+
+
+def all_then_each(
+    graph: Graph, latency_s: Callable[[NodeId], float], find: Callable[[Graph, Node], Local | None]
+) -> Iterator[Site]:
+    """Sites of all nodes at which a rewrite is found at once, then of each alone, the slowest first."""
+    found = [node.id for node in graph.nodes.values() if find(graph, node) is not None]
+    found.sort(key=lambda n: (-latency_s(n), n))
+    if len(found) > 1:
+        yield tuple(found)
+    yield from ((n,) for n in found)
 
 
 def in_turns(program: Program, site: Site, infer: Infer, find: Callable[[Graph, Node], Local | None]) -> Change | None:

@@ -28,6 +28,7 @@ from magis.rules.base import Change, Latency, Site
 from magis.rules.rewrite.products import (
     Calculation,
     Product,
+    all_then_each,
     in_turns,
     is_layout,
     number,
@@ -53,13 +54,7 @@ class MoveScale:
 
     def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
         """All of them at once, then each alone, the slowest first."""
-        graph = state.flat.graph
-        scales = [node for node in graph.nodes.values() if scale_of(graph, node) is not None]
-        found = [node.id for node in scales if _fold(graph, node) is not None]
-        found.sort(key=lambda n: (-latency_s(n), n))
-        if len(found) > 1:
-            yield tuple(found)
-        yield from ((n,) for n in found)
+        yield from all_then_each(state.flat.graph, latency_s, _fold)
 
     def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Moves them. None when one of them is not there, is no scale or cannot go."""

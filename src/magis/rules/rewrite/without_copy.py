@@ -21,7 +21,7 @@ from magis.fission.tree import Program
 from magis.ir.args import Slot
 from magis.ir.graph import Graph, Node, NodeId, Value
 from magis.rules.base import Change, Latency, Site
-from magis.rules.rewrite.products import Calculation, in_turns, number, overwritten
+from magis.rules.rewrite.products import Calculation, all_then_each, in_turns, number, overwritten
 from magis.schedule.incremental import Scheduled
 
 
@@ -32,12 +32,7 @@ class WithoutCopy:
 
     def sites(self, state: Scheduled, latency_s: Latency) -> Iterator[Site]:
         """All of them at once, then each alone, the slowest first."""
-        graph = state.flat.graph
-        found = [node.id for node in graph.nodes.values() if _copy(graph, node) is not None]
-        found.sort(key=lambda n: (-latency_s(n), n))
-        if len(found) > 1:
-            yield tuple(found)
-        yield from ((n,) for n in found)
+        yield from all_then_each(state.flat.graph, latency_s, _copy)
 
     def apply(self, program: Program, site: Site, infer: Infer = no_infer) -> Change | None:
         """Leaves them out. None when one of them is not there or is needed."""
