@@ -141,7 +141,7 @@ def annealed(
     for unit in range(size):
         _put(units, again, swapped, unit, now[unit])
     found = evaluate(base, again, swapped, space)
-    level = energy(aim, found, space.live, base.turn + 1 + found.count)
+    level = energy(aim, found, space.live, base.turn + 1 + found.late)
     changed = np.zeros(size, np.int64)
     before = np.zeros(size, np.int8)
     heat = cooling.first
@@ -153,7 +153,7 @@ def annealed(
             _put(units, again, swapped, changed[i], now[changed[i]])
         found = evaluate(base, again, swapped, space)
         if found.peak_bytes >= 0:
-            after = energy(aim, found, space.live, base.turn + 1 + found.count)
+            after = energy(aim, found, space.live, base.turn + 1 + found.late)
             if after <= level or np.random.random() < np.exp((level - after) / heat):
                 level = after
                 if better(aim, found, least):

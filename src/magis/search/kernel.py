@@ -87,34 +87,26 @@ class Scratch(NamedTuple):
 
 class Outcome(NamedTuple):
     """Bytes live at the worst moment, residents left out, and where that is; seconds, of which waiting for transfers;
-    bytes on the host; how many operators run after the turn. `peak_bytes` is negative for what cannot be."""
+    bytes on the host; how many operators run `late`, after the turn. `peak_bytes` is negative for what cannot be."""
 
     peak_bytes: int
     worst: int
     latency_s: float
     stalls_s: float
     host_bytes: int
-    count: int
+    late: int
 
 
 def scratch(base: Base) -> Scratch:
     """Space for evaluations of a base."""
     operators, storages = len(base.seconds), len(base.nbytes)
-    numbers, flags = np.zeros(storages, np.int64), np.zeros(operators, np.uint8)
     most = 2 * operators + 1
-    return Scratch(
-        flags,
-        flags.copy(),
-        flags.copy(),
-        flags.copy(),
-        np.zeros(operators, np.int64),
-        flags.copy(),
-        np.zeros(most, np.int64),
-        np.zeros(most, np.int64),
-        np.zeros(most + 1),
-        *(numbers.copy() for _ in range(7)),
-        np.zeros(most + 1, np.int64),
-    )
+    needed, done, used, idle, passed = np.zeros((5, operators), np.uint8)
+    begin, end, made, gone, first_take, first_read, stored = np.zeros((7, storages), np.int64)
+    missing, stack, order = np.zeros(operators, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64)
+    starts, live = np.zeros(most + 1), np.zeros(most + 1, np.int64)
+    spans = begin, end, made, gone, first_take, first_read, stored
+    return Scratch(needed, done, used, idle, missing, passed, stack, order, starts, *spans, live)
 
 
 @njit(cache=True)

@@ -95,7 +95,7 @@ class Variants:
         """The program itself, made by the rules, in the order in which it was evaluated. None when there is nothing to
         do, or a rule does not apply."""
         outcome = self.evaluate(variant)
-        codes = [int(code) for code in self.space.order[: outcome.count]]
+        codes = [int(code) for code in self.space.order[: outcome.late]]
         carried = _Carried(self, variant, codes)
         if not carried.apply():
             return None
