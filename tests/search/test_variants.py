@@ -98,7 +98,8 @@ def test_as_evaluated(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = random.Random(seed).randrange(len(state.scheduled.order) // 3, 2 * len(state.scheduled.order) // 3)
     variants = Variants(state, turn)
     assert variants.may_repeat and variants.may_swap
-    assert is_as_made(variants, drawn(variants, seed)) or seed % 10 == 0
+    variant = drawn(variants, seed)
+    assert is_as_made(variants, variant) or not variants.space.needed.any() and not variant.swapped.any()
 
 
 @given(graphs(4, 25), st.integers(0, 10**6))
@@ -120,7 +121,7 @@ def test_what_the_base_does_is_the_base() -> None:
     live = state.scheduled.live
     variants = Variants(state, live.index(max(live)))
     found = variants.evaluate(variants.first())
-    assert found.peak_bytes == max(live)
+    assert max(live) <= found.peak_bytes <= (1 + module.LITTLE) * max(live)
     assert found.latency_s == pytest.approx(state.latency_s)
     assert variants.made(variants.first(), COSTS.latency_s) is None
 

@@ -194,7 +194,9 @@ class _Carried:
         base, graph = self.scheduled.order, self.program.graph
         found = [base[p] for p in range(self.turn + 1) if p not in self.idle]
         found += [base[c] if c >= 0 else self.copies[base[-1 - c]] for c in self.codes]
-        stores = dict(self.stores)
+        stores: dict[NodeId, list[NodeId]] = {}
+        for maker, store in self.stores:
+            stores.setdefault(maker, []).append(store)
         waiting = {load for _, load in self.loads}
         order: list[NodeId] = []
         for node in found:
@@ -203,8 +205,7 @@ class _Carried:
                     waiting.remove(value.node)
                     order.append(value.node)
             order.append(node)
-            if node in stores:
-                order.append(stores[node])
+            order += stores.get(node, ())
         return order
 
 
