@@ -226,13 +226,16 @@ def _with_late_writes(scheduled: Scheduled, turn: int) -> tuple[Scheduled, int]:
 
 def _frozen(scheduled: Scheduled, turn: int) -> set[int]:
     """Positions of operators up to the turn that may not run again: they, or views of what they make, would do
-    something twice or make what is handed back, or what they read is overwritten up to the turn."""
+    something twice or make what is handed back, or what they read is overwritten up to the turn; or they make something
+    without bytes, which the arrays do not have."""
     flat, position, graph = scheduled.flat, scheduled.position, scheduled.flat.graph
     found: set[int] = set()
     for place, node in enumerate(scheduled.order[: turn + 1]):
         if not recomputable(graph.nodes[node]):
             found.update({place}.union(position[flat.maker[s]] for s in _viewed(flat, node)))
         if any(flat.maker[s] == node and s in flat.kept for s in flat.taken[node]):
+            found.add(place)
+        if any(spec is not None and not spec.storage_bytes for spec in graph.nodes[node].outputs):
             found.add(place)
         if graph.nodes[node].writes:
             found.update(position[n] for n in flat.before[node])
