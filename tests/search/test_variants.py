@@ -99,7 +99,7 @@ def test_as_evaluated(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     variants = Variants(state, turn)
     assert variants.may_repeat and variants.may_swap
     variant = drawn(variants, seed)
-    assert is_as_made(variants, variant) or not variants.space.needed.any() and not variant.swapped.any()
+    assert is_as_made(variants, variant) or (not variants.space.needed.any() and not variant.swapped.any())
 
 
 @given(graphs(4, 25), st.integers(0, 10**6))

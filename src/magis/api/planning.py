@@ -94,7 +94,7 @@ def _by_hand(base: MState, objective: Objective, costs: Costs, splits: Splits, p
         raise UsageError(f"this split cannot run: {error}") from None
     met = objective.met(state.latency_s, state.peak_bytes)
     seconds = time.perf_counter() - started
-    return Found(state, met, 1, seconds, seconds, "made by hand")
+    return Found(state, met, 1, 1, seconds, seconds, "made by hand")
 
 
 def _searched(
@@ -113,7 +113,7 @@ def _searched(
     made = rewritten(base, costs.latency_s, splitter.prices.infer, lambda calls: costs.prepare(calls, progress))
     if costs.source == "simulated":
         return _search(base, made, objective, costs, budget, watch, splitter)
-    likely = FissionSearch(made, objective, splitter, lambda: None, wide).samples()
+    likely = FissionSearch(made, objective, splitter, wide=wide).samples()
     costs.prepare([call for state in likely for call in _calls(state)], progress)
     found = _search(base, made, objective, costs, budget, watch, splitter)
     for _ in range(MEASURED_SEARCHES - 1):

@@ -1,13 +1,13 @@
 """Which regions to run in parts, and in how many: best-first over moves of the F-Tree (paper sections 4.3, 5.2, 6.2).
 
 It starts from every number of parts of the largest regions ("whole step in k parts"). Of each state the bodies are then
-planned as graphs of their own: what to keep and what to compute again inside a part is chosen exactly (ADR 9).
+planned as graphs of their own: what to keep and what to compute again inside a part is chosen by annealing (ADR 9, 12).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -19,8 +19,8 @@ from magis.fission.tree import Fission, Program, sections
 from magis.lower.lower import lower
 from magis.rules.loosen import Loosen, loose_ends
 from magis.rules.split import Parts, Split, fitting, split, split_site
+from magis.search.choose import Tell, always, chosen
 from magis.search.objective import SLACK, Objective
-from magis.search.rounds import selected
 from magis.search.splitting import SplitState, Splitter
 from magis.search.state import MState, Step
 from magis.sim.timeline import timeline
@@ -37,11 +37,12 @@ MOST_NESTED = 4
 """Most parts of a region inside another: small operators take longer in a step than each by itself."""
 WORTHWHILE = 0.02
 """By which share of eager's peak a region's first parts have to lower it for more parts to be tried at once."""
+EVALUATIONS = 10_000
+"""How many variants of a body are evaluated for each of its turns."""
 BEYOND = 1.25
 """By how much a start may exceed the latency allowed before larger numbers of parts are not tried any more."""
 
 Named: TypeAlias = tuple[str, SplitState]
-Remaining: TypeAlias = Callable[[], float | None]
 
 
 @dataclass(order=True)
@@ -55,10 +56,10 @@ class FissionSearch:
     """States with regions, of a captured step. `splitter` makes and prices them."""
 
     def __init__(
-        self, base: MState, objective: Objective, splitter: Splitter, remaining_s: Remaining, wide: bool = True
+        self, base: MState, objective: Objective, splitter: Splitter, tell: Tell = always, wide: bool = True
     ) -> None:
         self.wide = wide
-        self.objective, self.splitter, self.remaining_s = objective, splitter, remaining_s
+        self.objective, self.splitter, self.tell = objective, splitter, tell
         self.base = base
         self.queue: list[_Entry] = []
         self.seen: set[object] = set()
@@ -179,7 +180,7 @@ class FissionSearch:
             if objective is None:
                 return None
             best = body
-            for found in selected(body, objective, self.splitter.prices.latency_s, self.remaining_s):
+            for found in chosen(body, objective, self.splitter.prices.latency_s, EVALUATIONS, self.tell):
                 if objective.key(found.latency_s, found.peak_bytes) < objective.key(best.latency_s, best.peak_bytes):
                     best = found
             if best is body:

@@ -1,7 +1,7 @@
 """M-Optimizer: best-first search over program transformations (paper section 6.2, Algorithm 3).
 
 It starts from more than the captured step: its best order, the plans that people make by hand, and exact selections
-of what to recompute (ADR 8). So it is never worse than any of these.
+of what to keep, make again or swap (ADR 12). So it is never worse than any of these.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from magis.rules.registry import rules
 from magis.rules.swap import Swap, Unswap
 from magis.schedule.arrange import SchedulingLimits
 from magis.schedule.dp import SearchLimits
+from magis.search.choose import chosen
 from magis.search.fission import STARTED, FissionSearch
 from magis.search.objective import SLACK, Objective
-from magis.search.rounds import built, selected
+from magis.search.rounds import built
 from magis.search.splitting import SplitState, Splitter
 from magis.search.state import MState, Solution
 from magis.search.trivial import trivial_sites
@@ -34,6 +35,8 @@ EXPLORING = SchedulingLimits(
 """How thoroughly a new state is re-ordered."""
 WHOLE = 5000
 """Up to so many operators the captured step is ordered anew as a whole, else around its worst moments."""
+EVALUATIONS = 40_000
+"""How many variants of the whole step are evaluated for each of its turns."""
 PATIENCE = 100
 """After so many states without a better one the search ends."""
 
@@ -68,11 +71,12 @@ class StartReport:
 @dataclass(frozen=True)
 class Found:
     """The best state so far and how it was found. `best_at_s` is when; `stop_reason` why the search ended, or what
-    it is doing."""
+    it is doing. `states` are the programs that were made, `evaluated` all variants of them."""
 
     best: Solution
     met: bool
     states: int
+    evaluated: int
     seconds: float
     best_at_s: float
     stop_reason: str
@@ -93,6 +97,7 @@ class Found:
             best.best,
             objective.met(best.best.latency_s, best.best.peak_bytes),
             self.states + other.states,
+            self.evaluated + other.evaluated,
             self.seconds + other.seconds,
             at_s,
             other.stop_reason,
@@ -145,7 +150,7 @@ class Search:
         self._base = base
         self._best: Solution = base
         self._best_at_s, self._best_number = 0.0, 0
-        self._states = 0
+        self._states = self._evaluated = 0
         self._queue: list[_Entry] = []
         self._seen: set[int] = set()
         self._tallies: Mapping[str, _Tally] = {name: _Tally() for name in rules()}
@@ -186,10 +191,10 @@ class Search:
         ordered = replace(self._rewritten, scheduled=better)
         yield "order", ordered
         self._check()
-        self._doing = "choosing exactly"
+        self._doing = "choosing"
         first = ordered if ordered.peak_bytes < self._rewritten.peak_bytes else self._rewritten
-        for state in selected(first, self._objective, self._latency_s, self._remaining_s):
-            yield "exact choice", state
+        for state in chosen(first, self._objective, self._latency_s, EVALUATIONS, self._tell):
+            yield "choice", state
             self._check()
 
     def _split(self) -> None:
@@ -197,7 +202,7 @@ class Search:
         if self._splitter is None:
             return
         self._doing = "splitting"
-        found = FissionSearch(self._rewritten, self._objective, self._splitter, self._remaining_s, self._splitter.wide)
+        found = FissionSearch(self._rewritten, self._objective, self._splitter, self._tell, self._splitter.wide)
         started = time.perf_counter()
         for name, state in found.states():
             tally = self._tallies[state.history[-1][0]]
@@ -254,6 +259,7 @@ class Search:
     def _meet(self, state: MState | SplitState) -> None:
         """Counts a state, keeps it if it is the best, queues it if it is near the best."""
         self._states += 1
+        self._evaluated += 1
         key = self._objective.key(state.latency_s, state.peak_bytes)
         best = self._best
         if key < self._objective.key(best.latency_s, best.peak_bytes):
@@ -263,6 +269,12 @@ class Search:
         if isinstance(state, MState) and key < self._objective.key(best.latency_s, best.peak_bytes, SLACK):
             heapq.heappush(self._queue, _Entry(key, self._states, state))
         self._watch(self._found(self._doing))
+
+    def _tell(self, evaluated: int) -> bool:
+        """Counts variants; says whether there is time for more."""
+        self._evaluated += evaluated
+        self._watch(self._found(self._doing))
+        return self._budget_s is None or self._elapsed_s() < self._budget_s
 
     def _check(self) -> None:
         """Raises _Over when the search has to end."""
@@ -279,13 +291,10 @@ class Search:
     def _elapsed_s(self) -> float:
         return time.perf_counter() - self._started
 
-    def _remaining_s(self) -> float | None:
-        return None if self._budget_s is None else max(self._budget_s - self._elapsed_s(), 0.0)
-
     def _found(self, reason: str) -> Found:
         best = self._best
         met = self._objective.met(best.latency_s, best.peak_bytes)
-        return Found(best, met, self._states, self._elapsed_s(), self._best_at_s, reason)
+        return Found(best, met, self._states, self._evaluated, self._elapsed_s(), self._best_at_s, reason)
 
     def _reports(self) -> Iterator[RuleReport]:
         used = [name for name, _ in self._best.history]
