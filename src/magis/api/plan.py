@@ -79,7 +79,7 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the plan was found: seconds, states evaluated, why it stopped, when the plan was the best, and what it
+    """How the plan was found: seconds, programs made, variants evaluated, why it stopped, when the plan was the best, and what it
     was made from."""
 
     seconds: float
@@ -88,6 +88,7 @@ class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     best_at_s: float
     rules: tuple[RuleUse, ...] = ()
     starts: tuple[Start, ...] = ()
+    evaluated: int = 0
 
 
 class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -208,7 +209,7 @@ def _predicted(estimate: Estimate) -> tuple[int, int, float]:
 def _search(found: Found) -> Search:
     used = tuple(RuleUse(r.name, r.sites, r.applied, r.kept, r.seconds) for r in found.rules)
     starts = tuple(Start(start.name, start.peak_bytes, start.latency_s) for start in found.starts)
-    return Search(found.seconds, found.states, found.stop_reason, found.best_at_s, used, starts)
+    return Search(found.seconds, found.states, found.stop_reason, found.best_at_s, used, starts, found.evaluated)
 
 
 def plan(

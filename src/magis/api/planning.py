@@ -173,7 +173,7 @@ def _watch(progress: Progress, baseline: Estimate) -> Watch:
         slower = best.latency_s / baseline.latency_s - 1 if baseline.latency_s else 0.0
         progress(
             f"{found.stop_reason}: {share:.1%} of eager's peak at {human_percent(slower)} time, "
-            f"{found.states} plans, {found.seconds:.0f} s; Ctrl-C keeps it"
+            f"{found.evaluated:,} variants, {found.seconds:.0f} s; Ctrl-C keeps it"
         )
 
     return watch

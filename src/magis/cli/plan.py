@@ -174,8 +174,8 @@ def _print_search(plan: Plan) -> None:
         write("\nno limit given: this is eager's step; pass --max-slowdown 1.10 or --memory 50% to make it smaller\n")
         return
     write(
-        f"\nsearch: {search.states} plans in {human_seconds(search.seconds)}, the best after "
-        f"{human_seconds(search.best_at_s)}; {search.stop_reason}\n"
+        f"\nsearch: {search.evaluated:,} variants, {search.states} of them made, in {human_seconds(search.seconds)}, "
+        f"the best after {human_seconds(search.best_at_s)}; {search.stop_reason}\n"
     )
     before = plan.baseline
     again = [f"{times} {op.split('.')[1]}" for op, times in recomputed(plan).items()]
