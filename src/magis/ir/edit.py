@@ -113,7 +113,29 @@ class GraphEdit:
 
     def finish(self) -> Graph:
         """The edited graph."""
-        return replace(self._graph, nodes=self._nodes, outputs=self._outputs)
+        graph = replace(self._graph, nodes=self._nodes, outputs=self._outputs)
+        if "users" in vars(self._graph):
+            vars(graph)["users"] = self._users()
+        return graph
+
+    def _users(self) -> dict[NodeId, tuple[NodeId, ...]]:
+        """`Graph.users` of the edited graph, from those of the graph before."""
+        users = dict(self._graph.users)
+        changed = self.old_nodes | self.new_nodes
+        gained: dict[NodeId, set[NodeId]] = {}
+        lost: dict[NodeId, set[NodeId]] = {}
+        for reader in changed:
+            for found, nodes in ((lost, self._graph.nodes), (gained, self._nodes)):
+                for value in nodes[reader].inputs if reader in nodes else ():
+                    found.setdefault(value.node, set()).add(reader)
+        for producer in gained.keys() | lost.keys():
+            kept = set(users.get(producer, ())) - lost.get(producer, set())
+            users[producer] = tuple(sorted(kept | gained.get(producer, set())))
+        for node in changed - self._nodes.keys():
+            users.pop(node, None)
+        for node in changed & self._nodes.keys():
+            users.setdefault(node, ())
+        return users
 
 
 def with_distinct_inputs(node: Node) -> Node:

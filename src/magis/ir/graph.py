@@ -194,19 +194,30 @@ class Graph:
         return {producer: tuple(readers) for producer, readers in found.items()}
 
     @cached_property
-    def _roots(self) -> Mapping[Value, tuple[Value, int]]:
-        roots: dict[Value, tuple[Value, int]] = {}
-        for node in self.nodes_in_order():
-            for output, spec in enumerate(node.outputs):
-                if spec is None:
-                    continue
-                value = Value(node.id, output)
-                if spec.alias_of is None:
-                    roots[value] = (value, 0)
-                else:
-                    root, version = roots[node.inputs[spec.alias_of]]
-                    roots[value] = (root, version + spec.writes)
-        return roots
+    def _roots(self) -> dict[Value, tuple[Value, int]]:
+        """Those that were asked for: storage and version."""
+        return {}
+
+    def _root(self, value: Value) -> tuple[Value, int]:
+        """The value that owns a value's storage, and how many writes that storage has seen."""
+        roots, views = self._roots, list[tuple[Value, bool]]()
+        while value not in roots:
+            node = self.nodes[value.node]
+            spec = node.outputs[value.output]
+            if spec is None:
+                raise KeyError(value)
+            if spec.alias_of is None:
+                roots[value] = (value, 0)
+                break
+            views.append((value, spec.writes))
+            if len(views) > len(self.nodes):
+                raise InvalidGraphError("acyclic", f"%{value.node} reads its own result")
+            value = node.inputs[spec.alias_of]
+        root, version = roots[value]
+        for view, writes in reversed(views):
+            version += writes
+            roots[view] = (root, version)
+        return root, version
 
     def nodes_in_order(self) -> tuple[Node, ...]:
         """Nodes, each after the producers of its inputs (an edit may give a producer a larger id).
@@ -226,11 +237,11 @@ class Graph:
 
     def root(self, value: Value) -> Value:
         """The value that owns the storage in which `value` lies."""
-        return self._roots[value][0]
+        return self._root(value)[0]
 
     def version(self, value: Value) -> int:
         """How many in-place writes its storage has seen when this value exists."""
-        return self._roots[value][1]
+        return self._root(value)[1]
 
     @property
     def inputs(self) -> tuple[Node, ...]:

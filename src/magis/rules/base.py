@@ -73,18 +73,18 @@ def remove_unread(edit: GraphEdit, program: Program, candidates: set[NodeId]) ->
     in stays, and the first draw of a random number: the generator has to move on."""
     graph = program.graph
     wanted = {value.node for value in edit.outputs}
-    readers = {node_id: set(users) for node_id, users in graph.users.items()}
+    readers = _Readers(graph)
     for node_id in (edit.old_nodes | edit.new_nodes) & edit.node_ids():
         before = {value.node for value in graph.nodes[node_id].inputs} if node_id in graph.nodes else set()
         now = {value.node for value in edit.node(node_id).inputs}
         for producer in before - now:
             readers[producer].discard(node_id)
         for producer in now - before:
-            readers.setdefault(producer, set()).add(node_id)
+            readers[producer].add(node_id)
     todo = sorted(candidates, reverse=True)
     while todo:
         node_id = todo.pop()
-        if node_id not in edit.node_ids() or node_id in wanted or readers.get(node_id):
+        if node_id not in edit.node_ids() or node_id in wanted or readers[node_id]:
             continue
         node = edit.node(node_id)
         if node.is_input or node.writes or is_first_draw(graph, node):
@@ -93,6 +93,18 @@ def remove_unread(edit: GraphEdit, program: Program, candidates: set[NodeId]) ->
         for producer in {value.node for value in node.inputs}:
             readers[producer].discard(node_id)
             todo.append(producer)
+
+
+class _Readers(dict[NodeId, set[NodeId]]):
+    """Who reads each node, for those that were asked for."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self._users = graph.users
+
+    def __missing__(self, node: NodeId) -> set[NodeId]:
+        found = self[node] = set(self._users.get(node, ()))
+        return found
 
 
 def is_first_draw(graph: Graph, node: Node) -> bool:

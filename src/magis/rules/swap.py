@@ -16,7 +16,7 @@ from magis.fission.parts import Infer, no_infer
 from magis.fission.tree import Cut, Fission, Program
 from magis.ir.args import Slot
 from magis.ir.edit import GraphEdit
-from magis.ir.graph import Graph, NodeId, TensorSpec, Value
+from magis.ir.graph import Graph, Node, NodeId, TensorSpec, Value
 from magis.lower.launches import is_dense
 from magis.lower.transfers import is_view
 from magis.ops.loop import Concat
@@ -119,6 +119,16 @@ def _is_read(graph: Graph, value: Value) -> bool:
     return False
 
 
+def _views_before(graph: Graph, value: Value, node: Node) -> int:
+    """How many views, of each other, lie between a value and a view of it."""
+    count = 0
+    while node.id != value.node:
+        place = next(spec.alias_of for spec in node.outputs if spec is not None and spec.alias_of is not None)
+        node = graph.nodes[node.inputs[place].node]
+        count += 1
+    return count
+
+
 def _swapped(program: Program, value: Value, views: list[NodeId], readers: list[NodeId]) -> Change | None:
     graph = program.graph
     edit, spec, origin = GraphEdit(graph), graph.spec(value), graph.nodes[value.node].origin
@@ -132,7 +142,7 @@ def _swapped(program: Program, value: Value, views: list[NodeId], readers: list[
     added.append(load)
     moved = {value: Value(load)}
     copies: dict[NodeId, NodeId] = {}
-    for node in (node for node in graph.nodes_in_order() if node.id in views):
+    for node in sorted((graph.nodes[view] for view in views), key=lambda node: _views_before(graph, value, node)):
         copy = edit.copy(node.id, "of what was swapped")
         for old in node.inputs:
             edit.redirect(copy, old, moved.get(old, old))
