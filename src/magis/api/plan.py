@@ -79,8 +79,8 @@ class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the plan was found: seconds, programs made, variants evaluated, why it stopped, when the plan was the best, and
-    what it was made from."""
+    """How the plan was found: seconds, programs made and variants evaluated, why it stopped, when the plan was the
+    best, and what it was made from."""
 
     seconds: float
     states: int

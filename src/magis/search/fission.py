@@ -170,6 +170,23 @@ class FissionSearch:
                 state = better
                 self.best = min(self.best, self.key(state))
                 yield state
+        better = self._with_planned_top(state)
+        if better is not None:
+            self.best = min(self.best, self.key(better))
+            yield better
+
+    def _with_planned_top(self, state: SplitState) -> SplitState | None:
+        """The best that planning what is around the regions gives; None if nothing is better than the state."""
+        best = None
+        for found in chosen(state.top, self.objective, self.splitter.prices.latency_s, EVALUATIONS, self.tell):
+            best = found
+        if best is None:
+            return None
+        try:
+            made = self.splitter.with_top(state, best)
+        except CannotSplitError:
+            return None
+        return made if self.key(made) < self.key(state) else None
 
     def _with_planned_body(self, state: SplitState, region: Fission) -> SplitState | None:
         """The best that planning a region's body gives; None if nothing is better than the state."""

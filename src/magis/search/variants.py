@@ -226,14 +226,15 @@ def _with_late_writes(scheduled: Scheduled, turn: int) -> tuple[Scheduled, int]:
 
 def _frozen(scheduled: Scheduled, turn: int) -> set[int]:
     """Positions of operators up to the turn that may not run again: they, or views of what they make, would do
-    something twice or make what is handed back, or what they read is overwritten up to the turn; or they make something
-    without bytes, which the arrays do not have."""
+    something twice or make what is handed back or stays for a region; what they read is overwritten up to the turn; or
+    they make something without bytes, which the arrays do not have."""
     flat, position, graph = scheduled.flat, scheduled.position, scheduled.flat.graph
+    lasting = flat.kept | _taken_by_regions(flat, scheduled.order[turn + 1 :])
     found: set[int] = set()
     for place, node in enumerate(scheduled.order[: turn + 1]):
         if not recomputable(graph.nodes[node]):
             found.update({place}.union(position[flat.maker[s]] for s in _viewed(flat, node)))
-        if any(flat.maker[s] == node and s in flat.kept for s in flat.taken[node]):
+        if any(flat.maker[s] == node and s in lasting for s in flat.taken[node]):
             found.add(place)
         if any(spec is not None and not spec.storage_bytes for spec in graph.nodes[node].outputs):
             found.add(place)
@@ -255,7 +256,10 @@ def _arrays(scheduled: Scheduled, turn: int, state: MState) -> Base:
     flat, order, position = scheduled.flat, scheduled.order, scheduled.position
     nodes = [flat.graph.nodes[n] for n in order]
     seconds = [state.latencies_s[n] for n in order]
-    decided = [0 <= position[maker] <= turn and s not in flat.kept for s, maker in enumerate(flat.maker)]
+    fixed = _taken_by_regions(flat, order[turn + 1 :])
+    decided = [
+        0 <= position[maker] <= turn and s not in flat.kept and s not in fixed for s, maker in enumerate(flat.maker)
+    ]
     sources: list[list[tuple[int, int]]] = []
     earlier: list[list[int]] = []
     for place, node in enumerate(nodes):
@@ -299,6 +303,12 @@ def _arrays(scheduled: Scheduled, turn: int, state: MState) -> Base:
         _whole(transfers),
         np.array(swapped, np.int64),
     )
+
+
+def _taken_by_regions(flat: Flat, late: Iterable[NodeId]) -> set[int]:
+    """Storages that regions take, which stay: the nodes inside read them in their own order."""
+    nodes = flat.graph.nodes
+    return {s for n in late if nodes[n].op == REGION for s in flat.taken[n]}
 
 
 def _swappable(scheduled: Scheduled, turn: int, decided: Sequence[bool]) -> list[int]:
