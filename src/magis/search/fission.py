@@ -39,6 +39,10 @@ WORTHWHILE = 0.02
 """By which share of eager's peak a region's first parts have to lower it for more parts to be tried at once."""
 EVALUATIONS = 10_000
 """How many variants of a body are evaluated for each of its turns."""
+INTENSIFIED = 3
+"""Of how many states the bodies are planned once more in the end."""
+MORE_EVALUATIONS = 60_000
+"""How many variants are evaluated then."""
 BEYOND = 1.25
 """By how much a start may exceed the latency allowed before larger numbers of parts are not tried any more."""
 
@@ -65,6 +69,7 @@ class FissionSearch:
         self.seen: set[object] = set()
         self.best: tuple[float, float, float] = self.key(base)
         self.numbered = 0
+        self.planned: list[tuple[tuple[float, float, float], int, SplitState]] = []
 
     def key(self, state: MState | SplitState, slack: float = 1.0) -> tuple[float, float, float]:
         """Smaller is better."""
@@ -86,6 +91,12 @@ class FissionSearch:
                 if self.key(state)[0] <= SLACK * self.best[0]:
                     for refined in self._refined(state):
                         yield f"{name}, planned inside", refined
+
+    def intensified(self) -> Iterator[Named]:
+        """The best of those whose bodies were planned, planned anew with more effort."""
+        for _, _, state in sorted(self.planned)[:INTENSIFIED]:
+            for refined in self._refined(state, MORE_EVALUATIONS):
+                yield "planned inside, with more effort", refined
 
     def _promising(self, starts: list[Named]) -> list[Named]:
         """Those whose bodies are worth planning, best first: under a limit on memory alone, those that are fast but
@@ -159,26 +170,30 @@ class FissionSearch:
             heapq.heappush(self.queue, _Entry(key, self.numbered, state))
         return state
 
-    def _refined(self, state: SplitState) -> Iterator[SplitState]:
+    def _refined(self, plain: SplitState, evaluations: int = EVALUATIONS) -> Iterator[SplitState]:
         """The state with the bodies of its regions planned, then with what is around them planned."""
+        state = plain
         for region in state.program.enabled:
             current = next((r for r in state.program.enabled if r.region & region.region), None)
             if current is None:
                 continue
-            better = self._with_planned_body(state, current)
+            better = self._with_planned_body(state, current, evaluations)
             if better is not None:
                 state = better
                 self.best = min(self.best, self.key(state))
                 yield state
-        better = self._with_planned_top(state)
+        better = self._with_planned_top(state, evaluations)
         if better is not None:
+            state = better
             self.best = min(self.best, self.key(better))
             yield better
+        if state is not plain:
+            self.planned.append((self.key(state), len(self.planned), plain))
 
-    def _with_planned_top(self, state: SplitState) -> SplitState | None:
+    def _with_planned_top(self, state: SplitState, evaluations: int) -> SplitState | None:
         """The best that planning what is around the regions gives; None if nothing is better than the state."""
         best = None
-        for found in chosen(state.top, self.objective, self.splitter.prices.latency_s, EVALUATIONS, self.tell):
+        for found in chosen(state.top, self.objective, self.splitter.prices.latency_s, evaluations, self.tell):
             best = found
         if best is None:
             return None
@@ -188,7 +203,7 @@ class FissionSearch:
             return None
         return made if self.key(made) < self.key(state) else None
 
-    def _with_planned_body(self, state: SplitState, region: Fission) -> SplitState | None:
+    def _with_planned_body(self, state: SplitState, region: Fission, evaluations: int) -> SplitState | None:
         """The best that planning a region's body gives; None if nothing is better than the state."""
         body = self.splitter.body(state, region)
         share = 1.0
@@ -197,7 +212,7 @@ class FissionSearch:
             if objective is None:
                 return None
             best = body
-            for found in chosen(body, objective, self.splitter.prices.latency_s, EVALUATIONS, self.tell):
+            for found in chosen(body, objective, self.splitter.prices.latency_s, evaluations, self.tell):
                 if objective.key(found.latency_s, found.peak_bytes) < objective.key(best.latency_s, best.peak_bytes):
                     best = found
             if best is body:

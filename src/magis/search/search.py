@@ -1,6 +1,6 @@
 """M-Optimizer: best-first search over program transformations (paper section 6.2, Algorithm 3).
 
-It starts from more than the captured step: its best order, the plans that people make by hand, and exact selections
+It starts from more than the captured step: its best order, the plans that people make by hand, and annealed choices
 of what to keep, make again or swap (ADR 12). So it is never worse than any of these.
 """
 
@@ -20,12 +20,11 @@ from magis.rules.swap import Swap, Unswap
 from magis.schedule.arrange import SchedulingLimits
 from magis.schedule.dp import SearchLimits
 from magis.search.choose import chosen
-from magis.search.fission import STARTED, FissionSearch
+from magis.search.fission import STARTED, FissionSearch, Named
 from magis.search.objective import SLACK, Objective
-from magis.search.rounds import built
 from magis.search.splitting import SplitState, Splitter
 from magis.search.state import MState, Solution
-from magis.search.trivial import trivial_sites
+from magis.search.trivial import built, trivial_sites
 
 SITES = 16
 """Most sites of one rule that are tried on one state."""
@@ -35,8 +34,10 @@ EXPLORING = SchedulingLimits(
 """How thoroughly a new state is re-ordered."""
 WHOLE = 5000
 """Up to so many operators the captured step is ordered anew as a whole, else around its worst moments."""
-EVALUATIONS = 40_000
+EVALUATIONS = 10_000
 """How many variants of the whole step are evaluated for each of its turns."""
+MOVING = 0.6
+"""For which share of the budget moves of the F-Tree are tried; then the best are planned with more effort."""
 PATIENCE = 100
 """After so many states without a better one the search ends."""
 
@@ -203,8 +204,17 @@ class Search:
             return
         self._doing = "splitting"
         found = FissionSearch(self._rewritten, self._objective, self._splitter, self._tell, self._splitter.wide)
+        self._meet_all(found.states(), self._is_enough_of_moves)
+        self._meet_all(found.intensified(), lambda: False)
+
+    def _is_enough_of_moves(self) -> bool:
+        waited = self._states - self._best_number >= PATIENCE
+        return waited or (self._budget_s is not None and self._elapsed_s() >= MOVING * self._budget_s)
+
+    def _meet_all(self, states: Iterator[Named], is_enough: Callable[[], bool]) -> None:
+        """Meets states with regions, until there are none or it is enough."""
         started = time.perf_counter()
-        for name, state in found.states():
+        for name, state in states:
             tally = self._tallies[state.history[-1][0]]
             tally.sites, tally.applied = tally.sites + 1, tally.applied + 1
             tally.seconds += time.perf_counter() - started
@@ -213,8 +223,8 @@ class Search:
                 self._starts.append(StartReport(name, state.peak_bytes, state.latency_s))
             self._meet(state)
             self._check()
-            if self._states - self._best_number >= PATIENCE:
-                break
+            if is_enough():
+                return
 
     def _explore(self) -> None:
         """Algorithm 3's loop."""

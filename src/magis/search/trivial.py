@@ -5,13 +5,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from magis.ir.graph import Graph, Node, NodeId, Value
+from magis.ir.graph import Call, Graph, Node, NodeId, Value
 from magis.ops.registry import rule_for
 from magis.rules.base import Site
-from magis.rules.remat import recomputable, site
+from magis.rules.remat import Rematerialise, recomputable, site
+from magis.search.state import MState
 
 CHEAP = frozenset({"pointwise", "normalize", "batch_norm", "softmax", "random"})
 """Families of operators whose saved results are cheap to compute again."""
+
+
+def built(base: MState, where: Site, latency_s: Callable[[Call], float]) -> MState | None:
+    """The base with a recomputation carried out, re-ordered around its worst moments; None when nothing is dropped."""
+    change = Rematerialise().apply(base.program, where) if where else None
+    if change is None:
+        return None
+    edited = base.scheduled.edited(change.program.graph, change.old_nodes, change.new_nodes)
+    better, _ = edited.lowered(thorough=False)
+    return base.followed_by((Rematerialise.name, where), change, better, latency_s)
 
 
 def trivial_sites(graph: Graph) -> Iterator[tuple[str, Site]]:
