@@ -1,7 +1,7 @@
 """Which regions to run in parts, and in how many: best-first over moves of the F-Tree (paper sections 4.3, 5.2, 6.2).
 
 It starts from every number of parts of the largest regions ("whole step in k parts"). Of each state the bodies are then
-planned as graphs of their own: what to keep and what to compute again inside a part is chosen by annealing (ADR 9, 12).
+planned as graphs of their own: what to keep and what to compute again inside a part is annealed (ADR 9, 12).
 """
 
 from __future__ import annotations
