@@ -57,7 +57,7 @@ def test_plan_json(magis: Magis, folder: Path) -> None:
     assert list(found["baseline"]) == ["peak_bytes", "step_peak_bytes", "latency_s", "parameter_bytes"]
     assert list(found["optimized"]) == ["peak_bytes", "step_peak_bytes", "latency_s"]
     assert (found["memory_ratio"], found["latency_overhead"], found["regions"]) == (1.0, 0.0, [])
-    assert list(found["search"]) == ["seconds", "states", "stop_reason", "best_at_s", "rules", "starts"]
+    assert list(found["search"]) == ["seconds", "states", "stop_reason", "best_at_s", "rules", "starts", "evaluated"]
     parameters = 4 * (8 * 32 + 32 + 32 * 8 + 8)
     residents = parameters + 4 * 32 * 8
     assert found["baseline"]["parameter_bytes"] == parameters

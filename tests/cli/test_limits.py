@@ -94,3 +94,28 @@ def test_impossible_limits_are_one_line(magis: Magis, arguments: tuple[str, str]
     said = magis("plan", "plain-mlp-toy", *arguments)
     assert (said.code, said.out) == (2, "")
     assert said.err.count("\n") == 1 and words in said.err and "pass" in said.err
+
+
+@pytest.mark.parametrize(
+    "options", [("--starts", "none"), ("--search", "paper"), ("--without", "split", "--without", "swap")]
+)
+def test_ways_to_search(magis: Magis, deep: str, options: tuple[str, ...]) -> None:
+    _, found, _ = planned(magis, deep, "--batch", 512, "--max-slowdown", 1.2, "--iterations", 40, *options)
+    assert found["met"] and found["memory_ratio"] < 1
+    starts = {start["name"] for start in found["search"]["starts"]}
+    assert ("recompute each block" in starts) == (options[0] == "--without")
+    used = {rule["name"] for rule in found["search"]["rules"] if rule["kept"]}
+    assert not used.intersection(options[1::2])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--starts", "some"), "pass all or none"),
+        (("--search", "worst"), "pass best or paper"),
+        (("--without", "magic"), "there are add to elements, "),
+    ],
+)
+def test_ways_to_search_that_are_none(magis: Magis, deep: str, options: tuple[str, ...], words: str) -> None:
+    said = magis("plan", deep, *options)
+    assert said.code == 2 and words in said.err

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from magis.errors import UsageError
+from magis.rules.registry import rules
+from magis.search.strategy import Strategy
 
 BUDGET_S = 30.0
 """Seconds that a search may take unless the caller says otherwise."""
@@ -138,3 +140,15 @@ def _request(text: str) -> SplitRequest:
             "heads=2@encoder.layer.0; `magis dims MODEL` lists the dimensions"
         )
     return SplitRequest(found["dimension"], int(found["parts"]), found["module"] or "")
+
+
+def strategy(starts: str = "all", without: Iterable[str] = (), search: str = "best") -> Strategy:
+    """How to search. Raises UsageError for a word that means nothing and for a rule that does not exist."""
+    if starts not in ("all", "none"):
+        raise UsageError(f"starts {starts!r}: pass all or none")
+    if search not in ("best", "paper"):
+        raise UsageError(f"search {search!r}: pass best or paper")
+    unknown = sorted(set(without) - set(rules()))
+    if unknown:
+        raise UsageError(f"no rule is called {unknown[0]!r}; there are {', '.join(rules())}")
+    return Strategy(starts == "all" and search == "best", frozenset(without), search == "paper")

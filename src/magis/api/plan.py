@@ -15,6 +15,7 @@ from magis.api.limits import BUDGET_S, DEFAULT_BUDGET, NO_LIMITS, NO_SPLITS, Bud
 from magis.api.limits import budget as check_budget
 from magis.api.limits import limits as check_limits
 from magis.api.limits import splits as check_splits
+from magis.api.limits import strategy as check_strategy
 from magis.api.lowering import lowered
 from magis.api.models import ModelSource, resolve
 from magis.api.planning import plan_step
@@ -26,6 +27,7 @@ from magis.ir.graph import INPUT_KINDS, Graph, Value
 from magis.ir.text import print_graph
 from magis.lower.launches import launches
 from magis.search.search import Found
+from magis.search.strategy import DEFAULT, Strategy
 from magis.sim.estimate import Estimate
 
 FORMAT = 3
@@ -162,6 +164,7 @@ def make_plan(
     splits: Splits = NO_SPLITS,
     swap_dir: Path | None = None,
     host_memory: int | str | None = None,
+    strategy: Strategy = DEFAULT,
 ) -> Plan:
     """Plans a step within limits. Without any, the plan is the captured step itself, in eager's order; with `splits`
     that ask for regions, it is the step with exactly these.
@@ -173,7 +176,7 @@ def make_plan(
     costs = cost_model(device, swap_dir, host_memory)
     progress(f"capturing {source.reference}")
     captured = source.capture()
-    planned = plan_step(captured.graph, captured.schedule, costs, limits, budget, progress, splits)
+    planned = plan_step(captured.graph, captured.schedule, costs, limits, budget, progress, splits, strategy)
     graph, found = planned.program.graph, planned.found
     calls = [call for call, _ in launches(lowered(planned.program, planned.schedule))]
     return Plan(
@@ -228,6 +231,9 @@ def plan(
     accumulate: str = "float32",
     swap_dir: Path | None = None,
     host_memory: int | str | None = None,
+    starts: str = "all",
+    without: Sequence[str] = (),
+    search: str = "best",
 ) -> Plan:
     """Plans a model by reference: a zoo name, `file.py:factory` or `package.module:factory`.
 
@@ -235,7 +241,8 @@ def plan(
     peak (0.4 or "40%"). Without `budget_s` and `iterations` the search goes on until nothing better is in sight.
     `split` asks for regions, such as "batch=4" or "heads=2@encoder.layer.0", each inside those before it where they
     overlap: the plan has exactly these. `accumulate` is the type in which sums of half-precision parts are kept:
-    "float32" or "same". `swap_dir`, `host_memory`: see `make_plan`.
+    "float32" or "same". `swap_dir`, `host_memory`: see `make_plan`. With `starts` "none" the search is handed no plans
+    made by hand; rules named in `without` are left out; `search` "paper" is Algorithm 3 alone.
     Raises UsageError for limits that nothing can keep to, and what `make_plan` raises."""
     sizes = {"batch": batch, "seq": seq, "image": image}
     wanted = check_limits(max_slowdown, memory_limit)
@@ -248,6 +255,7 @@ def plan(
         splits=cut,
         swap_dir=swap_dir,
         host_memory=host_memory,
+        strategy=check_strategy(starts, without, search),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isclose
 
 from magis.api.costs import Costs, Progress, silent
@@ -24,6 +25,7 @@ from magis.search.rewriting import rewritten
 from magis.search.search import INTERRUPTED, Found, Search, Watch
 from magis.search.splitting import Prices, SplitState, Splitter
 from magis.search.state import MState, Solution
+from magis.search.strategy import DEFAULT, Strategy
 from magis.sim.estimate import Estimate
 from magis.sim.simulate import simulate
 
@@ -58,6 +60,7 @@ def plan_step(
     budget: Budget = DEFAULT_BUDGET,
     progress: Progress = silent,
     splits: Splits = NO_SPLITS,
+    strategy: Strategy = DEFAULT,
 ) -> Planned:
     """The best program found for a captured step (`schedule` is eager's order); the step itself without limits; exactly
     the regions that are asked for by `splits`, if any are.
@@ -73,7 +76,7 @@ def plan_step(
     elif limits == NO_LIMITS:
         found = replace(Search(base, objective, costs.latency_s, iterations=0).run(), stop_reason="no limit")
     else:
-        found = _searched(base, objective, costs, budget, progress, baseline, splits.wide)
+        found = _searched(base, objective, costs, budget, progress, baseline, splits.wide, strategy)
     best = found.best
     planned = lowered(best.program, best.schedule)
     optimized = simulate(planned, costs.latency_s, costs.workspace_bytes, costs.transfer_s)
@@ -105,24 +108,28 @@ def _searched(
     progress: Progress,
     baseline: Estimate,
     wide: bool,
+    strategy: Strategy,
 ) -> Found:
     """What the search finds. Where operators are measured, those of parts are too: first of whole steps in some numbers
     of parts, then of the plan found; if the limits do not hold then, the search is made again."""
     splitter = _splitter(costs, wide)
     watch = _watch(progress, baseline)
-    made = rewritten(base, costs.latency_s, splitter.prices.infer, lambda calls: costs.prepare(calls, progress))
+    made = base
+    if not strategy.paper:
+        prepare = partial(costs.prepare, progress=progress)
+        made = rewritten(base, costs.latency_s, splitter.prices.infer, prepare, strategy)
     if costs.source == "simulated":
-        return _search(base, made, objective, costs, budget, watch, splitter)
+        return _search(base, made, objective, costs, budget, watch, splitter, strategy)
     likely = FissionSearch(made, objective, splitter, wide=wide).samples()
     costs.prepare([call for state in likely for call in _calls(state)], progress)
-    found = _search(base, made, objective, costs, budget, watch, splitter)
+    found = _search(base, made, objective, costs, budget, watch, splitter, strategy)
     for _ in range(MEASURED_SEARCHES - 1):
         costs.prepare(_calls(found.best), progress)
         best = _repriced(found.best, costs, splitter)
         found = replace(found, best=best, met=objective.met(best.latency_s, best.peak_bytes))
         if found.met or found.stop_reason == INTERRUPTED:
             return found
-        found = _search(base, made, objective, costs, budget, watch, splitter)
+        found = _search(base, made, objective, costs, budget, watch, splitter, strategy)
     costs.prepare(_calls(found.best), progress)
     best = _repriced(found.best, costs, splitter)
     return replace(found, best=best, met=objective.met(best.latency_s, best.peak_bytes))
@@ -147,17 +154,24 @@ def _splitter(costs: Costs, wide: bool) -> Splitter:
 
 
 def _search(
-    base: MState, made: MState, objective: Objective, costs: Costs, budget: Budget, watch: Watch, splitter: Splitter
+    base: MState,
+    made: MState,
+    objective: Objective,
+    costs: Costs,
+    budget: Budget,
+    watch: Watch,
+    splitter: Splitter,
+    strategy: Strategy,
 ) -> Found:
     """The search; for a limit on memory alone that it misses, in the time that is left also one for the least peak,
     which knows nothing of the limit: so limits that cannot be met end at the same peak."""
     seconds, iterations = budget.seconds, budget.iterations
-    found = Search(base, objective, costs.latency_s, seconds, iterations, watch, splitter, made).run()
+    found = Search(base, objective, costs.latency_s, seconds, iterations, watch, splitter, made, strategy).run()
     left_s = None if budget.seconds is None else budget.seconds - found.seconds
     missed = objective.max_latency_s is None and not found.met and found.stop_reason != INTERRUPTED
     if not missed or (left_s is not None and left_s <= 0):
         return found
-    least = Search(base, Objective(None, 0), costs.latency_s, left_s, iterations, watch, splitter, made).run()
+    least = Search(base, Objective(None, 0), costs.latency_s, left_s, iterations, watch, splitter, made, strategy).run()
     return found.followed_by(least, objective)
 
 

@@ -72,16 +72,25 @@ def command(
     host_memory: Annotated[
         str | None, typer.Option("--host-memory", metavar="M", help="Swap out at most M at a time; 256GiB by default.")
     ] = None,
+    starts: Annotated[
+        str, typer.Option("--starts", metavar="all|none", help="none: the search is handed no plans made by hand.")
+    ] = "all",
+    without: Annotated[
+        list[str] | None, typer.Option("--without", metavar="RULE", help="Leave a rule out; may be repeated.")
+    ] = None,
+    search: Annotated[
+        str, typer.Option("--search", metavar="best|paper", help="paper: Algorithm 3 of the paper, nothing else.")
+    ] = "best",
     as_json: Json = False,
 ) -> None:
     """Plan a model's training step within limits on time or memory, and write the plan to a file."""
     from magis.api.limits import budget as search_budget
-    from magis.api.limits import limits, splits
+    from magis.api.limits import limits, splits, strategy
     from magis.api.models import resolve
 
     seconds = BUDGET_S if budget is None and iterations is None else budget
     wanted, allowed = limits(max_slowdown, memory), search_budget(seconds, iterations)
-    cut = splits(split or (), accumulate)
+    cut, way = splits(split or (), accumulate), strategy(starts, without or (), search)
     source = resolve(model, sizes(batch, seq, image), seed)
     with guarded_stdout(as_json), working(f"loading {model}") as progress:
         from magis.api.plan import make_plan
@@ -89,7 +98,7 @@ def command(
 
         path = output or default_path(model)
         check_writable(path)
-        plan = make_plan(source, device, progress, wanted, allowed, cut, swap_dir, host_memory)
+        plan = make_plan(source, device, progress, wanted, allowed, cut, swap_dir, host_memory, way)
         save_plan(plan, path)
     if as_json:
         write_json(summary(plan, path))

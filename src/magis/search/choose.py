@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from magis.ir.graph import Call
+from magis.rules.remat import Rematerialise
+from magis.rules.swap import Swap
 from magis.search.anneal import AGAIN, KEEP, Aim, Choices, Cooling, Units, annealed
 from magis.search.objective import Objective
 from magis.search.state import MState
+from magis.search.strategy import DEFAULT, Strategy
 from magis.search.variants import Variant, Variants, laid
 from magis.sim.links import swaps
 
@@ -31,12 +34,17 @@ def always(evaluated: int) -> bool:
 
 
 def chosen(
-    base: MState, objective: Objective, latency_s: Callable[[Call], float], evaluations: int, tell: Tell = always
+    base: MState,
+    objective: Objective,
+    latency_s: Callable[[Call], float],
+    evaluations: int,
+    tell: Tell = always,
+    strategy: Strategy = DEFAULT,
 ) -> Iterator[MState]:
     """States better than the base, the last one best: one for each turn, the worst moment of the state before.
     `evaluations` variants are evaluated for each."""
     for _ in range(LEVELS):
-        better = at_turn(base, objective, latency_s, evaluations, tell)
+        better = at_turn(base, objective, latency_s, evaluations, tell, strategy)
         if better is None:
             return
         yield better
@@ -46,14 +54,19 @@ def chosen(
 
 
 def at_turn(
-    base: MState, objective: Objective, latency_s: Callable[[Call], float], evaluations: int, tell: Tell = always
+    base: MState,
+    objective: Objective,
+    latency_s: Callable[[Call], float],
+    evaluations: int,
+    tell: Tell = always,
+    strategy: Strategy = DEFAULT,
 ) -> MState | None:
     """The best state around the base's worst moment; None if nothing better than the base was found."""
     live = base.scheduled.live
     if not live or swaps(base.graph):
         return None
     variants = Variants(base, live.index(max(live)))
-    units = _units(variants)
+    units = _units(variants, strategy)
     if not len(units.position):
         return None
     best = _annealed(variants, units, objective, evaluations, tell)
@@ -90,10 +103,11 @@ def _annealed(variants: Variants, units: Units, objective: Objective, evaluation
     return best
 
 
-def _units(variants: Variants) -> Units:
+def _units(variants: Variants, strategy: Strategy) -> Units:
     """The operators that make what is decided, by class: those of a repeated block are alike."""
     graph, order = variants.state.graph, variants.scheduled.order
-    may_repeat, may_swap = set(variants.may_repeat), set(variants.may_swap)
+    may_repeat = set(variants.may_repeat) if strategy.allows(Rematerialise.name) else set()
+    may_swap = set(variants.may_swap) if strategy.allows(Swap.name) else set()
     units: list[tuple[int, bool, list[int], int]] = []
     classes: dict[object, int] = {}
     for place, storages in sorted(variants.makes.items()):

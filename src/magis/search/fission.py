@@ -23,6 +23,7 @@ from magis.search.choose import Tell, always, chosen
 from magis.search.objective import SLACK, Objective
 from magis.search.splitting import SplitState, Splitter
 from magis.search.state import MState, Step
+from magis.search.strategy import DEFAULT, Strategy
 from magis.sim.timeline import timeline
 
 STARTED = " parts"
@@ -60,8 +61,15 @@ class FissionSearch:
     """States with regions, of a captured step. `splitter` makes and prices them."""
 
     def __init__(
-        self, base: MState, objective: Objective, splitter: Splitter, tell: Tell = always, wide: bool = True
+        self,
+        base: MState,
+        objective: Objective,
+        splitter: Splitter,
+        tell: Tell = always,
+        wide: bool = True,
+        strategy: Strategy = DEFAULT,
     ) -> None:
+        self.strategy = strategy
         self.wide = wide
         self.objective, self.splitter, self.tell = objective, splitter, tell
         self.base = base
@@ -78,7 +86,9 @@ class FissionSearch:
     def states(self) -> Iterator[Named]:
         """States, each better or at least as promising as those before; it ends when no move leads on."""
         starts: list[tuple[str, SplitState]] = []
-        for name, state in self._starts():
+        if not self.strategy.starts:
+            self._met(self.splitter.state(*self._loosened()))
+        for name, state in self._starts() if self.strategy.starts else ():
             yield name, state
             starts.append((name, state))
         for name, state in self._promising(starts)[:REFINED]:
@@ -139,7 +149,7 @@ class FissionSearch:
 
     def _loosened(self) -> tuple[Program, tuple[Step, ...]]:
         program = Program(self.base.graph)
-        site = loose_ends(program.graph)
+        site = loose_ends(program.graph) if self.strategy.allows(Loosen.name) else ()
         change = Loosen().apply(program, site) if site else None
         if change is None:
             return program, self.base.history
@@ -172,6 +182,8 @@ class FissionSearch:
 
     def _refined(self, plain: SplitState, evaluations: int = EVALUATIONS) -> Iterator[SplitState]:
         """The state with the bodies of its regions planned, then with what is around them planned."""
+        if self.strategy.paper:
+            return
         state = plain
         for region in state.program.enabled:
             current = next((r for r in state.program.enabled if r.region & region.region), None)
@@ -190,10 +202,13 @@ class FissionSearch:
         if state is not plain:
             self.planned.append((self.key(state), len(self.planned), plain))
 
+    def _chosen(self, base: MState, objective: Objective, evaluations: int) -> Iterator[MState]:
+        return chosen(base, objective, self.splitter.prices.latency_s, evaluations, self.tell, self.strategy)
+
     def _with_planned_top(self, state: SplitState, evaluations: int) -> SplitState | None:
         """The best that planning what is around the regions gives; None if nothing is better than the state."""
         best = None
-        for found in chosen(state.top, self.objective, self.splitter.prices.latency_s, evaluations, self.tell):
+        for found in self._chosen(state.top, self.objective, evaluations):
             best = found
         if best is None:
             return None
@@ -212,7 +227,7 @@ class FissionSearch:
             if objective is None:
                 return None
             best = body
-            for found in chosen(body, objective, self.splitter.prices.latency_s, evaluations, self.tell):
+            for found in self._chosen(body, objective, evaluations):
                 if objective.key(found.latency_s, found.peak_bytes) < objective.key(best.latency_s, best.peak_bytes):
                     best = found
             if best is body:

@@ -9,18 +9,25 @@ from magis.fission.parts import Infer
 from magis.ir.graph import Call
 from magis.rules.registry import rewrites
 from magis.search.state import MState
+from magis.search.strategy import DEFAULT, Strategy
 
 MORE_BYTES = 1e-4
 """By which share a rewrite may raise the peak: numbers that it makes are small."""
 
 
 def rewritten(
-    base: MState, latency_s: Callable[[Call], float], infer: Infer, prepare: Callable[[Iterable[Call]], None]
+    base: MState,
+    latency_s: Callable[[Call], float],
+    infer: Infer,
+    prepare: Callable[[Iterable[Call]], None],
+    strategy: Strategy = DEFAULT,
 ) -> MState:
     """The state after every rewrite that makes it faster, each at its best site; the state itself if none does.
     `prepare` is told of calls before they are priced."""
     state = base
     for name, rule in rewrites().items():
+        if not strategy.allows(name):
+            continue
         for site in islice(rule.sites(state.scheduled, state.latencies_s.__getitem__), 1):
             change = rule.apply(state.program, site, infer)
             if change is None:

@@ -16,6 +16,7 @@ from magis.fission.parts import no_infer
 from magis.ir.graph import Call
 from magis.rules.base import Change, Rule
 from magis.rules.registry import rules
+from magis.rules.split import Split
 from magis.rules.swap import Swap, Unswap
 from magis.schedule.arrange import SchedulingLimits
 from magis.schedule.dp import SearchLimits
@@ -24,6 +25,7 @@ from magis.search.fission import STARTED, FissionSearch, Named
 from magis.search.objective import SLACK, Objective
 from magis.search.splitting import SplitState, Splitter
 from magis.search.state import MState, Solution
+from magis.search.strategy import DEFAULT, Strategy
 from magis.search.trivial import built, trivial_sites
 
 SITES = 16
@@ -140,7 +142,9 @@ class Search:
         watch: Watch = lambda found: None,
         splitter: Splitter | None = None,
         rewritten: MState | None = None,
+        strategy: Strategy = DEFAULT,
     ) -> None:
+        self._strategy = strategy
         self._splitter = splitter
         self._infer = no_infer if splitter is None else splitter.prices.infer
         self._rewritten = rewritten or base
@@ -165,8 +169,8 @@ class Search:
             for name, state in self._beginnings():
                 self._starts.append(StartReport(name, state.peak_bytes, state.latency_s))
                 self._meet(state)
-            self._split()
-            self._explore()
+            for go_on in (self._explore, self._split) if self._strategy.paper else (self._split, self._explore):
+                go_on()
             reason = "nothing left to try"
         except _Over as over:
             reason = str(over)
@@ -177,7 +181,10 @@ class Search:
     def _beginnings(self) -> Iterator[tuple[str, MState]]:
         """States to start from, by name."""
         yield "eager", self._base
-        for name, site in trivial_sites(self._base.graph):  # quick, and tried however short the time is
+        if self._strategy.paper:
+            return
+        by_hand = trivial_sites(self._base.graph) if self._strategy.starts else ()
+        for name, site in by_hand:  # quick, and tried however short the time is
             self._check_iterations()
             self._doing = name
             state = built(self._base, site, self._latency_s)
@@ -194,16 +201,18 @@ class Search:
         self._check()
         self._doing = "choosing"
         first = ordered if ordered.peak_bytes < self._rewritten.peak_bytes else self._rewritten
-        for state in chosen(first, self._objective, self._latency_s, EVALUATIONS, self._tell):
+        for state in chosen(first, self._objective, self._latency_s, EVALUATIONS, self._tell, self._strategy):
             yield "choice", state
             self._check()
 
     def _split(self) -> None:
         """The moves of the F-Tree."""
-        if self._splitter is None:
+        if self._splitter is None or not self._strategy.allows(Split.name):
             return
         self._doing = "splitting"
-        found = FissionSearch(self._rewritten, self._objective, self._splitter, self._tell, self._splitter.wide)
+        found = FissionSearch(
+            self._rewritten, self._objective, self._splitter, self._tell, self._splitter.wide, self._strategy
+        )
         self._meet_all(found.states(), self._is_enough_of_moves)
         self._meet_all(found.intensified(), lambda: False)
 
@@ -235,7 +244,7 @@ class Search:
             state = heapq.heappop(self._queue).state
             self._seen.add(state.fingerprint.total)
             for name, rule in rules().items():
-                if self._base.host is not None or name not in SWAPPING:
+                if self._strategy.allows(name) and (self._base.host is not None or name not in SWAPPING):
                     self._apply(name, rule, state)
 
     def _apply(self, name: str, rule: Rule, state: MState) -> None:
