@@ -101,6 +101,16 @@ def test_a_gradient_that_is_read_otherwise_stays(wrong: tuple[int, int]) -> None
     assert sites(RULE, record(code, [X, Y, W, *g]).graph) == []
 
 
+def test_what_is_updated_stays() -> None:
+    def code(p: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        z = conv2d(torch.cat((p, y), 1), w)
+        p.add_(1)
+        return z
+
+    kinds = ["parameter", "batch", "batch"]
+    assert sites(RULE, record(code, [X, Y, W], kinds).graph) == []
+
+
 def test_half_precision_stays() -> None:
     """Each of the results would be rounded before they are added."""
     given = [t.bfloat16() for t in (X, Y, W)]

@@ -32,7 +32,7 @@ _JOIN, _SLICE = "aten.cat.default", "aten.slice.Tensor"
 _FORWARD, _BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
 _TYPES = (DType.F32, DType.F64)
 """Where a sum of two results rounds as often as a sum of terms."""
-WORTH = 2 / 3
+WORTH = 3 / 4
 """Which share of the bytes that joining moves the sums may move for the step to get faster: products of few columns
 take longer."""
 
