@@ -36,7 +36,7 @@ EXPLORING = SchedulingLimits(
 """How thoroughly a new state is re-ordered."""
 WHOLE = 5000
 """Up to so many operators the captured step is ordered anew as a whole, else around its worst moments."""
-EVALUATIONS = 10_000
+EVALUATIONS = 20_000
 """How many variants of the whole step are evaluated for each of its turns."""
 MOVING = 0.6
 """For which share of the budget moves of the F-Tree are tried; then the best are planned with more effort."""
