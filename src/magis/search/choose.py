@@ -21,6 +21,8 @@ HOT, COLD = 0.02, 1e-4
 """Heat at first and at last, in shares of the energy."""
 CHUNK = 1000
 """After so many variants it is asked whether there is time for more."""
+TIGHTER, TIGHT = 3, 0.96
+"""How often it is annealed again with copies back held up where more than this share of the best peak would be live."""
 LEVELS = 3
 """Most turns, one after the other: each starts from the best state of the one before."""
 
@@ -69,19 +71,33 @@ def at_turn(
     units = _units(variants, strategy)
     if not len(units.position):
         return None
-    best = _annealed(variants, units, objective, evaluations, tell)
-    made = variants.made(_variant(variants, units, best), latency_s)
-    if made is None:
-        return None
-    new, old = (objective.key(state.latency_s, state.peak_bytes) for state in (made, base))
-    return made if new < old else None
+    first = variants.first()
+    start = np.array([AGAIN if first.again[place] else KEEP for place in units.position], np.int8)
+    best = base
+    for _ in range(1 + TIGHTER):
+        choices = _annealed(variants, units, objective, evaluations, tell, start)
+        made = variants.made(_variant(variants, units, choices), latency_s)
+        if made is None or not _better(made, best, objective):
+            break
+        best, start = made, choices
+        if objective.max_latency_s is None or not swaps(made.graph):
+            break
+        variants.hold(int(TIGHT * max(made.scheduled.live)))
+    return None if best is base else best
+
+
+def _better(new: MState, old: MState, objective: Objective) -> bool:
+    after, before = (objective.key(state.latency_s, state.peak_bytes) for state in (new, old))
+    return after < before
 
 
 def _met(state: MState, objective: Objective) -> bool:
     return objective.met(state.latency_s, state.peak_bytes)
 
 
-def _annealed(variants: Variants, units: Units, objective: Objective, evaluations: int, tell: Tell) -> Choices:
+def _annealed(
+    variants: Variants, units: Units, objective: Objective, evaluations: int, tell: Tell, start: Choices
+) -> Choices:
     """The best choices found."""
     state = variants.state
     aim = Aim(
@@ -90,9 +106,7 @@ def _annealed(variants: Variants, units: Units, objective: Objective, evaluation
         state.scheduled.flat.resident_bytes,
         0 if state.host is None else state.host.memory_bytes,
     )
-    first = variants.first()
-    best = np.array([AGAIN if first.again[place] else KEEP for place in units.position], np.int8)
-    now = best.copy()
+    best, now = start.copy(), start.copy()
     chunks = max(evaluations // CHUNK, 1)
     factor = (COLD / HOT) ** (1 / chunks)
     for chunk in range(chunks):

@@ -32,6 +32,7 @@ class Base(NamedTuple):
     storage, `through` those storages. `earlier` are the operators up to the turn that read what an operator overwrites,
     `writers` the reverse; `patient` the writes that may run later; `lasting` operators that run whoever reads them.
     `transfer` are seconds of a copy to the host, `swappable` the storages for which there is one, ordered by maker.
+    Copies back begin after moments at which more than `most_bytes` would be live with them; 0: as soon as they have to.
     """
 
     turn: int
@@ -57,6 +58,7 @@ class Base(NamedTuple):
     transfer: Seconds
     transfer_femtoseconds: Numbers
     swappable: Numbers
+    most_bytes: int
 
 
 class Scratch(NamedTuple):
@@ -327,12 +329,23 @@ def _transfers(base: Base, again: Flags, swapped: Flags, total: int, space: Scra
     for i in range(number):
         keys[i] = space.first_take[chosen[i]] * (total + 1) + space.first_read[chosen[i]]
     chosen = chosen[np.argsort(keys, kind="mergesort")]
+    live = space.live
+    if base.most_bytes:
+        for storage in chosen:
+            space.made[storage] = space.first_take[storage]
+        _sweep(base, total - base.turn - 1, space)
     link = starts[total]
     for i in range(number - 1, -1, -1):
         storage = chosen[i]
         link = min(link, starts[space.first_read[storage]]) - base.transfer[storage]
         slot = min(np.searchsorted(starts[: total + 1], link, side="right") - 1, space.first_take[storage])
         slot = max(slot, space.stored[storage])
+        if base.most_bytes:
+            early = slot
+            slot = space.first_take[storage]
+            while slot > early and live[slot - 1] + base.nbytes[storage] <= base.most_bytes:
+                slot -= 1
+                live[slot] += base.nbytes[storage]
         link = min(link, starts[slot])
         space.made[storage] = slot
     return _stalls(base, chosen, total, space)

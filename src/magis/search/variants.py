@@ -86,6 +86,11 @@ class Variants:
         arrays = self.arrays
         return map(int, arrays.taken_at[arrays.taken_of[self.turn + 1] :])
 
+    def hold(self, most_bytes: int) -> None:
+        """From now on copies back begin after moments at which more would be live with them (residents left out), even
+        if operators have to wait for them then."""
+        self.arrays = self.arrays._replace(most_bytes=most_bytes)
+
     def evaluate(self, variant: Variant) -> Outcome:
         """What it comes to; the order and the times are in `space` until the next one is evaluated."""
         outcome: Outcome = evaluate(self.arrays, variant.again, variant.swapped, self.space)
@@ -108,7 +113,7 @@ class Variants:
         inputs = [node.id for node in graph.inputs]
         scheduled = Scheduled.of(graph, (*inputs, *carried.order()), self.scheduled.flat.workspace_bytes)
         if base.host is not None and carried.stores:
-            scheduled = with_placed_transfers(scheduled, latencies, base.host.transfer_s)
+            scheduled = with_placed_transfers(scheduled, latencies, base.host.transfer_s, self.arrays.most_bytes)
         made = MState(scheduled, latencies, (*base.history, *carried.steps), base.host)
         return made if not carried.stores or made.fits_host else None
 
@@ -302,6 +307,7 @@ def _arrays(scheduled: Scheduled, turn: int, state: MState) -> Base:
         transfers,
         _whole(transfers),
         np.array(swapped, np.int64),
+        0,
     )
 
 
