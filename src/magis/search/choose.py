@@ -21,8 +21,8 @@ HOT, COLD = 0.02, 1e-4
 """Heat at first and at last, in shares of the energy."""
 CHUNK = 1000
 """After so many variants it is asked whether there is time for more."""
-TIGHTER, TIGHT = 3, 0.96
-"""How often it is annealed again with copies back held up where more than this share of the best peak would be live."""
+TIGHT = 0.85
+"""Beyond which share of the best peak copies back are held up."""
 LEVELS = 3
 """Most turns, one after the other: each starts from the best state of the one before."""
 
@@ -42,11 +42,13 @@ def chosen(
     evaluations: int,
     tell: Tell = always,
     strategy: Strategy = DEFAULT,
+    tighter: int = 0,
 ) -> Iterator[MState]:
     """States better than the base, the last one best: one for each turn, the worst moment of the state before.
-    `evaluations` variants are evaluated for each."""
+    `evaluations` variants are evaluated for each, and again up to `tighter` times with copies back held up where more
+    than a share of the best peak would be live."""
     for _ in range(LEVELS):
-        better = at_turn(base, objective, latency_s, evaluations, tell, strategy)
+        better = at_turn(base, objective, latency_s, evaluations, tell, strategy, tighter)
         if better is None:
             return
         yield better
@@ -62,6 +64,7 @@ def at_turn(
     evaluations: int,
     tell: Tell = always,
     strategy: Strategy = DEFAULT,
+    tighter: int = 0,
 ) -> MState | None:
     """The best state around the base's worst moment; None if nothing better than the base was found."""
     live = base.scheduled.live
@@ -74,7 +77,7 @@ def at_turn(
     first = variants.first()
     start = np.array([AGAIN if first.again[place] else KEEP for place in units.position], np.int8)
     best = base
-    for _ in range(1 + TIGHTER):
+    for _ in range(1 + tighter):
         choices = _annealed(variants, units, objective, evaluations, tell, start)
         made = variants.made(_variant(variants, units, choices), latency_s)
         if made is None or not _better(made, best, objective):

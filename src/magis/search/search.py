@@ -40,6 +40,8 @@ EVALUATIONS = 20_000
 """How many variants of the whole step are evaluated for each of its turns."""
 MOVING = 0.6
 """For which share of the budget moves of the F-Tree are tried; then the best are planned with more effort."""
+TIGHTER = 2
+"""How often that is done again with copies back held up near the peak."""
 PATIENCE = 100
 """After so many states without a better one the search ends."""
 
@@ -201,7 +203,7 @@ class Search:
         self._check()
         self._doing = "choosing"
         first = ordered if ordered.peak_bytes < self._rewritten.peak_bytes else self._rewritten
-        for state in chosen(first, self._objective, self._latency_s, EVALUATIONS, self._tell, self._strategy):
+        for state in chosen(first, self._objective, self._latency_s, EVALUATIONS, self._tell, self._strategy, TIGHTER):
             yield "choice", state
             self._check()
 
