@@ -63,7 +63,7 @@ class Cell:
     memory_ratio: float
     latency_overhead: float
     regions: tuple[str, ...]
-    states: int
+    evaluated: int
     seconds: float
     best_at_s: float
 
@@ -101,7 +101,7 @@ def _cell(model: str, limit: Limit, found: Plan) -> Cell:
         found.memory_ratio,
         found.latency_overhead,
         tuple(f"{region.dimension}={region.parts}" for region in found.regions),
-        search.states,
+        search.evaluated,
         search.seconds,
         search.best_at_s,
     )

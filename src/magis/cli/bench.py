@@ -57,13 +57,13 @@ def limits(
                 f"{cell.grid:.3f}",
                 "" if cell.good else "worse" if cell.met else "not met",
                 ", ".join(cell.regions),
-                f"{cell.states / max(cell.seconds, 1e-9):.0f}",
+                f"{cell.evaluated / max(cell.seconds, 1e-9):,.0f}",
                 f"{cell.best_at_s:.1f} s",
             )
             for cell in found
         ]
-        columns = ("network", "limit", "reached", "grid", "", "in parts", "states/s", "best after")
-        print_table(columns, rows, right=("reached", "grid", "states/s", "best after"))
+        columns = ("network", "limit", "reached", "grid", "", "in parts", "variants/s", "best after")
+        print_table(columns, rows, right=("reached", "grid", "variants/s", "best after"))
         write(
             "\nsimulated; under a limit on time the share of eager's peak, under one on memory the overhead in time\n"
         )
