@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from magis.errors import UsageError
-from magis.rules.registry import rules
 from magis.search.strategy import Strategy
 
 BUDGET_S = 30.0
@@ -144,6 +143,8 @@ def _request(text: str) -> SplitRequest:
 
 def strategy(starts: str = "all", without: Iterable[str] = (), search: str = "best") -> Strategy:
     """How to search. Raises UsageError for a word that means nothing and for a rule that does not exist."""
+    from magis.rules.registry import rules
+
     if starts not in ("all", "none"):
         raise UsageError(f"starts {starts!r}: pass all or none")
     if search not in ("best", "paper"):
