@@ -108,6 +108,14 @@ def test_ways_to_search(magis: Magis, deep: str, options: tuple[str, ...]) -> No
     assert not used.intersection(options[1::2])
 
 
+@pytest.mark.parametrize("rule", ["recompute", "parts", "split"])
+def test_a_rule_that_is_left_out_is_nowhere(magis: Magis, deep: str, rule: str) -> None:
+    _, found, _ = planned(magis, deep, "--batch", 512, "--max-slowdown", 1.2, "--iterations", 60, "--without", rule)
+    (use,) = (use for use in found["search"]["rules"] if use["name"] == rule)
+    assert (use["sites"], use["applied"], use["kept"]) == (0, 0, 0)
+    assert rule != "recompute" or "recompute each block" not in {each["name"] for each in found["search"]["starts"]}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

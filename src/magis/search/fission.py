@@ -255,10 +255,13 @@ class FissionSearch:
 
     def _moved(self, plain: SplitState) -> Iterator[Named]:
         """All states that one move leads to."""
-        yield from self._resized(plain)
+        resizes = self.strategy.allows(Parts.name)
+        if resizes:
+            yield from self._resized(plain)
         candidates = self._analyzed(plain)
         yield from self._enabled(plain, candidates)
-        yield from self._lifted(plain, candidates)
+        if resizes:
+            yield from self._lifted(plain, candidates)
 
     def _resized(self, plain: SplitState) -> Iterator[Named]:
         for name, move in (("finer", finer), ("coarser", coarser), ("disable", disable)):

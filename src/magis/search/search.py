@@ -16,6 +16,7 @@ from magis.fission.parts import no_infer
 from magis.ir.graph import Call
 from magis.rules.base import Change, Rule
 from magis.rules.registry import rules
+from magis.rules.remat import Rematerialise
 from magis.rules.split import Split
 from magis.rules.swap import Swap, Unswap
 from magis.schedule.arrange import SchedulingLimits
@@ -171,8 +172,8 @@ class Search:
             for name, state in self._beginnings():
                 self._starts.append(StartReport(name, state.peak_bytes, state.latency_s))
                 self._meet(state)
-            for go_on in (self._explore, self._split) if self._strategy.paper else (self._split, self._explore):
-                go_on()
+            self._split()
+            self._explore()
             reason = "nothing left to try"
         except _Over as over:
             reason = str(over)
@@ -185,7 +186,8 @@ class Search:
         yield "eager", self._base
         if self._strategy.paper:
             return
-        by_hand = trivial_sites(self._base.graph) if self._strategy.starts else ()
+        is_handed = self._strategy.starts and self._strategy.allows(Rematerialise.name)
+        by_hand = trivial_sites(self._base.graph) if is_handed else ()
         for name, site in by_hand:  # quick, and tried however short the time is
             self._check_iterations()
             self._doing = name
@@ -239,7 +241,7 @@ class Search:
 
     def _explore(self) -> None:
         """Algorithm 3's loop."""
-        if not isinstance(self._best, MState):
+        if not isinstance(self._best, MState) and not self._strategy.paper:
             return  # what is not split is far behind
         self._doing = "exploring"
         while self._queue:
