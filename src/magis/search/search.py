@@ -172,8 +172,8 @@ class Search:
             for name, state in self._beginnings():
                 self._starts.append(StartReport(name, state.peak_bytes, state.latency_s))
                 self._meet(state)
-            self._split()
-            self._explore()
+            for go_on in (self._explore, self._split) if self._strategy.paper else (self._split, self._explore):
+                go_on()
             reason = "nothing left to try"
         except _Over as over:
             reason = str(over)
@@ -241,10 +241,10 @@ class Search:
 
     def _explore(self) -> None:
         """Algorithm 3's loop."""
-        if not isinstance(self._best, MState) and not self._strategy.paper:
+        if not isinstance(self._best, MState):
             return  # what is not split is far behind
         self._doing = "exploring"
-        while self._queue:
+        while self._queue and not (self._strategy.paper and self._is_enough_of_moves()):
             state = heapq.heappop(self._queue).state
             self._seen.add(state.fingerprint.total)
             for name, rule in rules().items():
@@ -304,7 +304,7 @@ class Search:
         self._check_iterations()
         if self._budget_s is not None and self._elapsed_s() >= self._budget_s:
             raise _Over("budget used up")
-        if self._doing == "exploring" and self._states - self._best_number >= PATIENCE:
+        if self._doing == "exploring" and not self._strategy.paper and self._states - self._best_number >= PATIENCE:
             raise _Over("no better plan in sight")
 
     def _check_iterations(self) -> None:
